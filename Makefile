@@ -55,7 +55,7 @@ explore: $(VENV)/.dev ## the property tests with 1,000 new examples each; what f
 	$(BIN)/python -m pytest $(PARALLEL) -m "hypothesis and not torch" --hypothesis-profile=explore $(ARGS)
 
 soak: $(VENV)/.dev ## ten minutes of faults under traffic; longer: make soak HOURS=8, or MINUTES=30 ARGS="--seed 7"
-	$(BIN)/python -m load.chaos --minutes $(if $(HOURS),$$(($(HOURS) * 60)),$(MINUTES)) $(ARGS)
+	$(BIN)/python -m sluice.load.chaos --minutes $(if $(HOURS),$$(($(HOURS) * 60)),$(MINUTES)) $(ARGS)
 
 test-torch: $(VENV)/.torch ## the torch runtime, and comparisons with transformers on fresh weights (installs torch)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m torch $(ARGS)

@@ -61,8 +61,8 @@ from benchmarks.streaming import (
 from benchmarks.triton import comparison as triton
 from benchmarks.triton import grpc as triton_grpc
 from benchmarks.triton import perf_analyzer, queue_timeouts, reloading, sequences, steps, tuning
-from gateway.checkpoint import find_checkpoint
-from gateway.options.option import OptionError
+from sluice.gateway.checkpoint import find_checkpoint
+from sluice.gateway.options.option import OptionError
 
 DEFAULT = ("serving", "executor")
 FILE_WIDTH = 140

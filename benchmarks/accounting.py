@@ -20,18 +20,18 @@ from uuid import uuid4
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.access.control import AccessControl
-from gateway.access.identity import Identity, QuotaLimits
-from gateway.access.keys import make_key
-from gateway.access.ring import KeyRing
-from gateway.calls import CallLog, current_call, note_model
-from gateway.http.access import CallMiddleware
-from gateway.ledger.ledger import CallLedger
-from gateway.ledger.prices import PriceTable
-from gateway.ledger.sqlite import SqliteLedger
-from gateway.quotas.observer import QuotaObserver
-from gateway.quotas.redis_store import RedisQuotas
-from gateway.quotas.store import MemoryQuotas, QuotaStore
+from sluice.gateway.access.control import AccessControl
+from sluice.gateway.access.identity import Identity, QuotaLimits
+from sluice.gateway.access.keys import make_key
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.calls import CallLog, current_call, note_model
+from sluice.gateway.http.access import CallMiddleware
+from sluice.gateway.ledger.ledger import CallLedger
+from sluice.gateway.ledger.prices import PriceTable
+from sluice.gateway.ledger.sqlite import SqliteLedger
+from sluice.gateway.quotas.observer import QuotaObserver
+from sluice.gateway.quotas.redis_store import RedisQuotas
+from sluice.gateway.quotas.store import MemoryQuotas, QuotaStore
 
 NUM_KEYS = 1000
 LIMITS = QuotaLimits(requests_per_minute=10**9, tokens_per_minute=10**9)

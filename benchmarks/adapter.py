@@ -15,16 +15,16 @@ import zmq
 
 from benchmarks.executor import connected_transport
 from benchmarks.figures import BenchmarkError, Figure
-from engine.blocks import HashChain
-from engine.config import EngineConfig
-from engine.delegated.executor import DelegatedExecutor
-from engine.delegated.interface import RuntimeFailure, StatisticsListener, internal_error
-from engine.delegated.sharing import BlockSharing
-from engine.delegated.tensorrt_llm.blocks import blocks_to_completion
-from engine.delegated.tensorrt_llm.responses import LlmRequestHandle
-from engine.frames import Shutdown, Submit
-from engine.process.transport import Transport
-from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from sluice.engine.blocks import HashChain
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.executor import DelegatedExecutor
+from sluice.engine.delegated.interface import RuntimeFailure, StatisticsListener, internal_error
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.tensorrt_llm.blocks import blocks_to_completion
+from sluice.engine.delegated.tensorrt_llm.responses import LlmRequestHandle
+from sluice.engine.frames import Shutdown, Submit
+from sluice.engine.process.transport import Transport
+from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams
 
 NUM_STEPS = 400
 RUNNING = (16, 64, 256)

@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from engine.arrays import FloatArray
-from engine.config import EngineConfig
-from engine.runners.base import Runner, StepBatch
-from engine.runners.openvino.runner import load_runner
+from sluice.engine.arrays import FloatArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import Runner, StepBatch
+from sluice.engine.runners.openvino.runner import load_runner
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("README.md", "docs/architecture.md", "docs/performance.md", "CONTRIBUTING.md")
@@ -82,7 +82,7 @@ def load(checkpoint: Path, cache: str, **fields: str) -> Runner:
 
 def load_on_torch(checkpoint: Path, cache: str, **fields: str) -> Runner:
     """Load torch's runner on the CPU, which needs no folder for a cache."""
-    from engine.runners.torch import runner  # only where torch is installed
+    from sluice.engine.runners.torch import runner  # only where torch is installed
 
     return runner.load_runner(EngineConfig(model_path=str(checkpoint), num_blocks=16, device="cpu", **fields))  # type: ignore[arg-type]
 

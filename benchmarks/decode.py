@@ -14,9 +14,9 @@ import numpy as np
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.models import build_m
 from benchmarks.step_batches import step_batch
-from engine.config import EngineConfig
-from engine.runners.openvino.runner import load_runner
-from gateway.checkpoint import find_checkpoint
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.openvino.runner import load_runner
+from sluice.gateway.checkpoint import find_checkpoint
 
 WEIGHTS = ("none", "int8")
 NUM_SEQS = (1, 8, 32, 64)

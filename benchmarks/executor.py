@@ -12,15 +12,15 @@ import numpy as np
 import zmq
 
 from benchmarks.figures import BenchmarkError, Figure, Target
-from engine.config import EngineConfig
-from engine.frames import Submit
-from engine.loop.executor import InflightExecutor
-from engine.process.bootstrap import collect_rarely
-from engine.process.transport import Transport
-from engine.runners.base import RunnerInfo, StepBatch
-from engine.sampling.cores import Cores
-from engine.sampling.host_logits import HostLogits
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.process.bootstrap import collect_rarely
+from sluice.engine.process.transport import Transport
+from sluice.engine.runners.base import RunnerInfo, StepBatch
+from sluice.engine.sampling.cores import Cores
+from sluice.engine.sampling.host_logits import HostLogits
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 NUM_STEPS = 200
 PROMPT_TOKENS = 128

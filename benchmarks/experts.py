@@ -16,10 +16,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.figures import Figure
-from engine.config import EngineConfig
-from engine.runners.base import Runner, StepBatch
-from engine.runners.openvino.graph import experts
-from engine.runners.openvino.runner import load_runner
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import Runner, StepBatch
+from sluice.engine.runners.openvino.graph import experts
+from sluice.engine.runners.openvino.runner import load_runner
 
 NUM_STEPS = 7
 VOCAB_SIZE = 64

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from load.run import read_machine_info
+from sluice.load.run import read_machine_info
 
 ReportProgress = Callable[[str], None]
 """Prints a line about the progress of a benchmark."""

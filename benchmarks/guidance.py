@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import BenchmarkError, Figure
-from engine.arrays import FloatArray
-from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.matching import CompiledGrammar
-from engine.sampling.state import Constraint
-from engine.types import Grammar, GrammarKind
+from sluice.engine.arrays import FloatArray
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.matching import CompiledGrammar
+from sluice.engine.sampling.state import Constraint
+from sluice.engine.types import Grammar, GrammarKind
 
 NUM_SEQUENCES = 64
 NUM_STEPS = 50

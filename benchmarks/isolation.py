@@ -25,7 +25,7 @@ from tritonclient.grpc import service_pb2
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.server import Server, running_server
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 POLL_S = 0.005
 SETTLE_S = 1.5

@@ -15,15 +15,15 @@ import msgspec
 
 from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.models import build_m
-from engine.config import EngineConfig
-from engine.frames import Command, StepFrame, Submit
-from engine.loop.executor import InflightExecutor
-from engine.loop.load import load_runner
-from engine.runners.base import BlockRunner, Runner
-from engine.scheduling.chunks import LARGEST_CHUNK
-from engine.statistics import EngineStats
-from engine.types import GenerateRequest, SamplingParams
-from gateway.checkpoint import find_checkpoint
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Command, StepFrame, Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.loop.load import load_runner
+from sluice.engine.runners.base import BlockRunner, Runner
+from sluice.engine.scheduling.chunks import LARGEST_CHUNK
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import GenerateRequest, SamplingParams
+from sluice.gateway.checkpoint import find_checkpoint
 
 NUM_USERS, NUM_TURNS = 6, 3
 DOCUMENT_TOKENS, QUESTION_TOKENS, ANSWER_TOKENS = 640, 64, 32

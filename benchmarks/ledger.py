@@ -16,9 +16,9 @@ from time import perf_counter
 
 import apsw
 
-from gateway.ledger.rows import DAY_US, LedgerRow, day_number, sum_days, today
-from gateway.ledger.sqlite import SqliteLedger
-from gateway.ledger.store import LedgerBatch, UsageQuery
+from sluice.gateway.ledger.rows import DAY_US, LedgerRow, day_number, sum_days, today
+from sluice.gateway.ledger.sqlite import SqliteLedger
+from sluice.gateway.ledger.store import LedgerBatch, UsageQuery
 
 _COLUMNS = ", ".join(LedgerRow._fields)
 _FILL = f"""

@@ -23,7 +23,7 @@ from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.recovery import NUM_STREAMS, TIMEOUT_S, Stream, read_all
 from benchmarks.server import Server, running_engine, running_server, write_engines
 from benchmarks.streaming.resumption import running_redis
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 LONGEST_PAUSE_S = 1.0
 NUM_CLIENTS = 16

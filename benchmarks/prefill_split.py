@@ -13,12 +13,12 @@ from time import perf_counter
 import numpy as np
 
 from benchmarks.figures import Figure, ReportProgress, Target
-from engine.config import EngineConfig
-from engine.fleet.client import FleetClient
-from engine.fleet.handover import HandoverOutcome
-from engine.fleet.local import make_engine
-from engine.types import GenerateRequest, SamplingParams
-from gateway.checkpoint import find_checkpoint
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.handover import HandoverOutcome
+from sluice.engine.fleet.local import make_engine
+from sluice.engine.types import GenerateRequest, SamplingParams
+from sluice.gateway.checkpoint import find_checkpoint
 
 NUM_STREAMS, STREAM_TOKENS = 4, 300
 LONG_TOKENS, LONG_OUTPUT, LONG_EVERY_S, NUM_LONG = 900, 8, 0.5, 16

@@ -15,7 +15,7 @@ import msgspec
 
 from benchmarks.figures import BenchmarkError, Figure, Target
 from benchmarks.server import Server, running_server
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 NUM_STREAMS = 32
 PROMPT_TOKENS = 64

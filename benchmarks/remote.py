@@ -11,8 +11,8 @@ from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.server import Server, running_engine, running_server, write_engines
 from benchmarks.streaming.client import Client, chat_request
 from benchmarks.streaming.streams import cores
-from engine.process.curve import make_certificates
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.engine.process.curve import make_certificates
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 NUM_STREAMS, NUM_TOKENS, NUM_REQUESTS = 64, 128, 192
 THREADS = "--num-threads=1"

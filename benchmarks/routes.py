@@ -19,12 +19,12 @@ import httpx
 import uvloop
 
 from benchmarks.server import Server, running_server
-from pipelines.answers.cache import AnswerSource
-from pipelines.routes.route import Candidate, Route
-from pipelines.routes.settings import parse_routes
-from pipelines.routes.text import RoutedText
-from pipelines.text.model import TextModel
-from pipelines.text.types import TextEvent, TextRequest
+from sluice.pipelines.answers.cache import AnswerSource
+from sluice.pipelines.routes.route import Candidate, Route
+from sluice.pipelines.routes.settings import parse_routes
+from sluice.pipelines.routes.text import RoutedText
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.types import TextEvent, TextRequest
 
 ROUTES = "routes: {routed: {targets: [{model: rill}]}, kept: {targets: [{model: rill}], cache: true}}\n"
 TARGETS = [{"model": "a"}, {"model": "b"}]

@@ -13,9 +13,9 @@ import numpy as np
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.models import build_m
 from benchmarks.step_batches import step_batch
-from engine.config import EngineConfig
-from engine.runners.base import Runner, StepBatch
-from gateway.checkpoint import find_checkpoint
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import Runner, StepBatch
+from sluice.gateway.checkpoint import find_checkpoint
 
 STEPS = {
     "decode step, 1 sequence": ([250], [1]),
@@ -64,9 +64,9 @@ def _run(checkpoint: Path) -> dict[str, dict[str, float]]:
 
 def main(checkpoint: str) -> None:
     """Print the median milliseconds of steps, and the ratios of the two runtimes, as JSON."""
-    from engine.runners.openvino.runner import load_runner as load_openvino
-    from engine.runners.torch import process  # noqa: F401 - says how torch's threads wait, before torch is imported
-    from engine.runners.torch.runner import load_runner as load_torch
+    from sluice.engine.runners.openvino.runner import load_runner as load_openvino
+    from sluice.engine.runners.torch import process  # noqa: F401 - says how torch's threads wait, before torch is imported
+    from sluice.engine.runners.torch.runner import load_runner as load_torch
 
     config = EngineConfig(model_path=checkpoint, dtype="f32", device="cpu", num_blocks=NUM_BLOCKS, max_num_seqs=64)
     runners: tuple[Runner, Runner] = load_torch(config), load_openvino(config)

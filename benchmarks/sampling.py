@@ -5,12 +5,12 @@ import time
 import numpy as np
 
 from benchmarks.figures import Figure, Target
-from engine.arrays import FloatArray
-from engine.sampling.cores import Cores
-from engine.sampling.host_logits import HostLogits
-from engine.sampling.sampler import sample
-from engine.sampling.state import SamplingState
-from engine.types import SamplingParams
+from sluice.engine.arrays import FloatArray
+from sluice.engine.sampling.cores import Cores
+from sluice.engine.sampling.host_logits import HostLogits
+from sluice.engine.sampling.sampler import sample
+from sluice.engine.sampling.state import SamplingState
+from sluice.engine.types import SamplingParams
 
 NUM_ROWS = 64
 PROMPT_TOKENS = 512

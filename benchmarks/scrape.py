@@ -20,20 +20,20 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from engine.client.counters import NO_STATS
-from engine.loop.recorder import Step, WorkRecorder
-from engine.types import EngineInfo, FinishReason
-from gateway.options.goodput import GoodputTargets
-from gateway.options.telemetry import ALIAS_FAMILIES
-from gateway.telemetry.aliases import AliasedRegistry
-from gateway.telemetry.engine import NamedEngine, engine_families
-from gateway.telemetry.exposition import choose_writer
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.page import InferenceCollector
-from pipelines.text.types import TextEvent
-from serving.model import Model
-from serving.statistics import ModelStatistics
+from sluice.engine.client.counters import NO_STATS
+from sluice.engine.loop.recorder import Step, WorkRecorder
+from sluice.engine.types import EngineInfo, FinishReason
+from sluice.gateway.options.goodput import GoodputTargets
+from sluice.gateway.options.telemetry import ALIAS_FAMILIES
+from sluice.gateway.telemetry.aliases import AliasedRegistry
+from sluice.gateway.telemetry.engine import NamedEngine, engine_families
+from sluice.gateway.telemetry.exposition import choose_writer
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.page import InferenceCollector
 from sluice.heap import settle_objects
+from sluice.pipelines.text.types import TextEvent
+from sluice.serving.model import Model
+from sluice.serving.statistics import ModelStatistics
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 _INFO = EngineInfo(

@@ -78,7 +78,7 @@ def running_server(
 @contextmanager
 def running_engine(checkpoint: Path, log: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]:
     """Start an engine that listens on TCP, yield its address and its launcher's process, and stop it."""
-    command = (sys.executable, "-m", "cli", "engine", str(checkpoint), "--listen", "tcp://127.0.0.1:0", *options)
+    command = (sys.executable, "-m", "sluice.cli", "engine", str(checkpoint), "--listen", "tcp://127.0.0.1:0", *options)
     with log.open("w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:

@@ -8,9 +8,9 @@ from pathlib import Path
 from benchmarks.figures import BenchmarkError, Figure, Target
 from benchmarks.models import model_s
 from benchmarks.server import Server, running_server
-from gateway.checkpoint import find_checkpoint, model_name
-from load.config import LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
-from load.run import Run, run_blocking
+from sluice.gateway.checkpoint import find_checkpoint, model_name
+from sluice.load.config import LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
+from sluice.load.run import Run, run_blocking
 
 UNITS_AND_TARGETS = {
     "launch to first token": ("s", Target(3.0)),

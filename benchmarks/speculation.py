@@ -10,10 +10,10 @@ from transformers import AutoTokenizer
 
 from benchmarks.figures import BenchmarkError, Figure, Target
 from benchmarks.scheduling.trace import Replay, TimedRequest, replay
-from engine.config import EngineConfig, Speculation
-from engine.loop.load import load_runner
-from engine.runners.base import Runner
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig, Speculation
+from sluice.engine.loop.load import load_runner
+from sluice.engine.runners.base import Runner
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 NUM_REQUESTS, NUM_PASSAGES = 24, 6
 STREAMS = (1, 8)

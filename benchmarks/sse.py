@@ -22,11 +22,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.http.errors import openai_error_body
-from gateway.http.server import HttpServer
-from gateway.http.sse import EventStreamResponse
-from gateway.listeners import listen
 from sluice.errors import SluiceError
+from sluice.gateway.http.errors import openai_error_body
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.http.sse import EventStreamResponse
+from sluice.gateway.listeners import listen
 
 JSON = (
     '{"id":"chatcmpl-4f2a9c0b17de4411","object":"chat.completion.chunk","created":1780000000,"model":"rill",'

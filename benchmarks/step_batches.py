@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from engine.runners.base import StepBatch
+from sluice.engine.runners.base import StepBatch
 
 
 def step_batch(past: list[int], new: list[int], block_size: int, num_blocks: int) -> StepBatch:

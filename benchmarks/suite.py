@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
-from tests.layers import PACKAGES
 from tests.paths import ROOT
 from tests.tools.bounds import measure as measure_bounds
 
@@ -19,7 +18,7 @@ branch = true
 parallel = true
 patch = subprocess
 sigterm = true
-source = {packages}
+source_pkgs = sluice
 data_file = {folder}/data
 """
 """Settings of coverage.py: workers, servers and engines are counted with the process that starts them."""
@@ -59,7 +58,7 @@ def _measure_target(target: str, most: Target) -> Iterator[Figure]:
 def _measure_coverage(folder: Path) -> Iterator[Figure]:
     folder.mkdir(parents=True, exist_ok=True)
     settings, told = folder / "coverage.ini", folder / "coverage.json"
-    settings.write_text(COVERAGE.format(packages=",".join(PACKAGES), folder=folder))
+    settings.write_text(COVERAGE.format(folder=folder))
     command = (sys.executable, "-m", "coverage")
     rcfile = f"--rcfile={settings}"
     for more in (("erase",), ("run", "-m", *_SUITE), ("combine", "-q"), ("json", "-q", "-o", str(told))):

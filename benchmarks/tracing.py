@@ -19,15 +19,15 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.client.stream import GenerationStream
-from engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams, SequenceTiming, TokenEvent
-from gateway.http.tracing import TraceMiddleware
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.tracing.export import ExportSettings, TraceExport, make_resource
-from gateway.tracing.timelines import TimelineRing
-from gateway.tracing.tracer import Tracer
-from pipelines.text.stream import timed_feed
-from pipelines.text.types import TextEvent
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams, SequenceTiming, TokenEvent
+from sluice.gateway.http.tracing import TraceMiddleware
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.tracing.export import ExportSettings, TraceExport, make_resource
+from sluice.gateway.tracing.timelines import TimelineRing
+from sluice.gateway.tracing.tracer import Tracer
+from sluice.pipelines.text.stream import timed_feed
+from sluice.pipelines.text.types import TextEvent
 from sluice.spans import current_span, span
 
 KINDS = ("off", "timelines", "timelines and traces, 1 % of them kept", "timelines and all traces")

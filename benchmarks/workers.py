@@ -13,7 +13,7 @@ from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.server import Server, cpu_s, running_server
 from benchmarks.streaming.engine import CORES_VARIABLE
 from benchmarks.triton.wrk import check_wrk, post_script, run_wrk
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 NUM_CLIENTS = 64
 NUM_TOKENS = 4
@@ -91,7 +91,7 @@ def _measure(row: Row, num_workers: int, folder: Path) -> tuple[float, float, fl
 
 def _gateways(server: Server) -> list[psutil.Process]:
     children = server.gateway.children()
-    return [server.gateway, *(each for each in children if "gateway.workers" in each.cmdline())]
+    return [server.gateway, *(each for each in children if "sluice.gateway.workers" in each.cmdline())]
 
 
 def _wrk(server: Server, row: Row, seconds: float) -> float:

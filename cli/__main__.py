@@ -1,4 +1,4 @@
-"""The `sluice` command: finds the subcommand and runs it. `python -m cli` does the same.
+"""The `sluice` command: finds the subcommand and runs it. `python -m sluice.cli` does the same.
 
 A subcommand is an entry point in the group "sluice.commands": a function that takes the arguments after its name and
 returns the exit code. The first line of its docstring is its description in the overview. A part of Sluice adds its
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoints, entry_points, version
 
-from gateway.options.option import USAGE_ERROR
+from sluice.gateway.options.option import USAGE_ERROR
 
 Command = Callable[[list[str]], int]
 

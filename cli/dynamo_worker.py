@@ -3,13 +3,13 @@
 import sys
 from importlib.util import find_spec
 
-from gateway.checkpoint import find_checkpoint, served_name
-from gateway.options.command_line import add_options
-from gateway.options.config import GROUPS, ServeConfig, read_config, read_group
-from gateway.options.dynamo import DynamoOptions
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
-from gateway.telemetry.logs import configure_logging
 from sluice.errors import SluiceError
+from sluice.gateway.checkpoint import find_checkpoint, served_name
+from sluice.gateway.options.command_line import add_options
+from sluice.gateway.options.config import GROUPS, ServeConfig, read_config, read_group
+from sluice.gateway.options.dynamo import DynamoOptions
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from sluice.gateway.telemetry.logs import configure_logging
 from sluice.log_lines import JSON
 
 _GROUPS = ("model", "scheduling", "cache", "speculation", "tensorrt_llm", "shutdown", "logging")
@@ -42,7 +42,7 @@ def command(argv: list[str]) -> int:
         return _fail(str(error), USAGE_ERROR)
     logging = config.logging
     configure_logging(logging.lowest_level, logging.file, is_json=logging.time_format == JSON)
-    from gateway.dynamo.worker import serve_worker
+    from sluice.gateway.dynamo.worker import serve_worker
 
     try:
         name = served_name(config.model.served_model_name, checkpoint)

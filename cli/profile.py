@@ -6,9 +6,9 @@ from pathlib import Path
 
 import httpx
 
-from cli.loopback import is_loopback
-from gateway.options.config import read_client_options
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from sluice.cli.loopback import is_loopback
+from sluice.gateway.options.config import read_client_options
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
 
 _EPILOG = """\
 examples:

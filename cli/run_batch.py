@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING
 import uvloop
 from rich.console import Console
 
-from cli.progress import show_progress
-from gateway.checkpoint import find_checkpoint, model_name
-from gateway.options.command_line import add_options
-from gateway.options.config import GROUPS, ServeConfig, read_config
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
-from gateway.options.responses import NONE, ResponsesOptions
-from gateway.telemetry.logs import configure_logging
+from sluice.cli.progress import show_progress
 from sluice.errors import SluiceError
+from sluice.gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.options.command_line import add_options
+from sluice.gateway.options.config import GROUPS, ServeConfig, read_config
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from sluice.gateway.options.responses import NONE, ResponsesOptions
+from sluice.gateway.telemetry.logs import configure_logging
 from sluice.log_lines import JSON
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from gateway.batches.lines import CheckedFile
-    from gateway.batches.results import ResultFiles
-    from gateway.service import InferenceService
+    from sluice.gateway.batches.lines import CheckedFile
+    from sluice.gateway.batches.results import ResultFiles
+    from sluice.gateway.service import InferenceService
 
 _GROUPS = (
     *("model", "repository", "instances", "scheduling", "cache", "speculation", "tensorrt_llm", "requests", "logging"),
@@ -82,7 +82,7 @@ def command(argv: list[str]) -> int:
         paths, config = _parse(argv)
     except OptionError as error:
         return _fail(str(error), USAGE_ERROR)
-    from gateway.batches.lines import check_file  # imported late: bad options should be reported fast
+    from sluice.gateway.batches.lines import check_file  # imported late: bad options should be reported fast
 
     try:
         found = check_file(paths.requests, sys.maxsize)
@@ -182,7 +182,7 @@ class RunProgress:
 
 async def _run(paths: RunPaths, found: "CheckedFile", config: ServeConfig, checkpoint: Path | None) -> int:
     """Answer what is not finished. Raises SluiceError, OSError, and ValueError for files of something else."""
-    from gateway.batches.results import ResultFiles
+    from sluice.gateway.batches.results import ResultFiles
 
     results = ResultFiles(paths.output, paths.errors)
     try:
@@ -206,12 +206,12 @@ async def _run(paths: RunPaths, found: "CheckedFile", config: ServeConfig, check
 async def _ask(
     paths: RunPaths, found: "CheckedFile", config: ServeConfig, checkpoint: Path | None, progress: RunProgress
 ) -> None:
-    from gateway.batches.line_run import LineRun
-    from gateway.batches.lines import pending_lines
-    from gateway.batches.places import PlaceKeeper, measure_capacity
-    from gateway.batches.records import new_id
-    from gateway.batches.service import check_model
-    from gateway.http.in_process import InProcessClient
+    from sluice.gateway.batches.line_run import LineRun
+    from sluice.gateway.batches.lines import pending_lines
+    from sluice.gateway.batches.places import PlaceKeeper, measure_capacity
+    from sluice.gateway.batches.records import new_id
+    from sluice.gateway.batches.service import check_model
+    from sluice.gateway.http.in_process import InProcessClient
 
     console = Console(stderr=True, soft_wrap=True)
     async with AsyncExitStack() as stack:
@@ -233,9 +233,9 @@ async def _ask(
 @asynccontextmanager
 async def _embedded(config: ServeConfig, checkpoint: Path | None) -> "AsyncIterator[tuple[InferenceService, ASGIApp]]":
     """Load the models as `sluice serve` does, without ports. Raises SluiceError."""
-    from gateway.assembly import load_model, make_service
-    from gateway.http.app import create_app
-    from gateway.model_engine import make_model_engine
+    from sluice.gateway.assembly import load_model, make_service
+    from sluice.gateway.http.app import create_app
+    from sluice.gateway.model_engine import make_model_engine
 
     service = make_service(config)
     engine = None if checkpoint is None else make_model_engine(config, checkpoint)

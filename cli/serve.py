@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from gateway.bundled import pipeline_repository
-from gateway.checkpoint import find_checkpoint, served_name
-from gateway.listeners import ListenError
-from gateway.options.command_line import check_accepted_flags, parse_flags
-from gateway.options.config import ServeConfig, find_unknown_variables, read_config
-from gateway.options.option import FAILED, USAGE_ERROR, OptionError
-from gateway.process_settings import raise_file_limit
-from gateway.telemetry.logs import configure_logging
 from sluice.errors import SluiceError
+from sluice.gateway.bundled import pipeline_repository
+from sluice.gateway.checkpoint import find_checkpoint, served_name
+from sluice.gateway.listeners import ListenError
+from sluice.gateway.options.command_line import check_accepted_flags, parse_flags
+from sluice.gateway.options.config import ServeConfig, find_unknown_variables, read_config
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OptionError
+from sluice.gateway.process_settings import raise_file_limit
+from sluice.gateway.telemetry.logs import configure_logging
 from sluice.log_lines import JSON
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,9 @@ def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
     # Imports make objects that stay, and no garbage: collections would take a seventh of their time. The server enables
     # them when it is assembled.
     gc.disable()
-    from gateway.lifecycle import run_server  # imported only now: bad options are reported without its heavy imports
+    from sluice.gateway.lifecycle import (
+        run_server,  # imported only now: bad options are reported without its heavy imports
+    )
 
     try:
         raise_file_limit()

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NewType
 
-from engine.types import BlockSource
+from sluice.engine.types import BlockSource
 
 BlockHash = NewType("BlockHash", bytes)
 """Hash of a block's tokens, all tokens before them, the request's cache salt and its LoRA adapter."""

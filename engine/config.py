@@ -10,7 +10,8 @@ from sluice.errors import invalid
 
 
 class SchedulerPolicy(StrEnum):
-    """Names of the capacity policies, with TensorRT-LLM's meaning. `engine.scheduling.policies` has the policies."""
+    """Names of the capacity policies, with TensorRT-LLM's meaning. `sluice.engine.scheduling.policies` has the
+    policies."""
 
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
     MAX_UTILIZATION = "max_utilization"
@@ -26,7 +27,7 @@ class Speculation(StrEnum):
 
 
 class Runtime(StrEnum):
-    """The runtimes that execute models. For AUTO, `engine.runtimes` chooses one."""
+    """The runtimes that execute models. For AUTO, `sluice.engine.runtimes` chooses one."""
 
     AUTO = "auto"
     OPENVINO = "openvino"

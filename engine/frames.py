@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.statistics import EngineStats
-from engine.types import BlockSource, EngineInfo, FinishReason, GenerateRequest, RequestFailed, TokenEvent
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import BlockSource, EngineInfo, FinishReason, GenerateRequest, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -216,9 +216,10 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 class PrefixChanges(msgspec.Struct, frozen=True, array_like=True, tag="prefixes"):
-    """The blocks that entered and left the prefix index: their hashes of 16 bytes (`engine.blocks.HashChain`), one
-    after the other. No hash is in both. What `is_first` begins anew: the client forgets all hashes, and gets those that
-    are there in this message and the next ones. `number` counts the messages to this client, so that a gap is seen."""
+    """The blocks that entered and left the prefix index: their hashes of 16 bytes (`sluice.engine.blocks.HashChain`),
+    one after the other. No hash is in both. What `is_first` begins anew: the client forgets all hashes, and gets those
+    that are there in this message and the next ones. `number` counts the messages to this client, so that a gap is
+    seen."""
 
     number: int
     stored: bytes
@@ -255,8 +256,9 @@ class BlockOwner(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlockMap(msgspec.Struct, frozen=True, array_like=True):
-    """The states of the KV blocks, a byte for each cell of `blocks_per_cell` blocks (`engine.kv_cache.BlockState`).
-    A cell of several blocks has the state that most of those have that are not free."""
+    """The states of the KV blocks, a byte for each cell of `blocks_per_cell` blocks
+    (`sluice.engine.kv_cache.BlockState`). A cell of several blocks has the state that most of those have that are not
+    free."""
 
     cells: bytes
     blocks_per_cell: int

@@ -8,10 +8,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.blocks import BlockHash, blocks_for
-from engine.scheduling.policies import AdmissionCandidate
-from engine.sequence import NO_ROW, Sequence
-from engine.types import EngineInfo
+from sluice.engine.blocks import BlockHash, blocks_for
+from sluice.engine.scheduling.policies import AdmissionCandidate
+from sluice.engine.sequence import NO_ROW, Sequence
+from sluice.engine.types import EngineInfo
 
 MAX_CHANGES = 1 << 16
 """Most changes of the prefix index that are kept between two frames."""

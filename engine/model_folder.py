@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig, Task
+from sluice.engine.config import EngineConfig, Task
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 SENTENCE_TRANSFORMERS = "modules.json"

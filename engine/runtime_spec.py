@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.config import EngineConfig, EngineRole, Runtime, Task
-from engine.model_folder import ModelFormat
-from engine.runtime_settings import SettingsTable
+from sluice.engine.config import EngineConfig, EngineRole, Runtime, Task
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.runtime_settings import SettingsTable
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 ANSWER_S = 20.0
@@ -117,7 +117,7 @@ class RuntimeSpec:
     built_in_step_sizes: Callable[[EngineConfig], StepSizes | None] = lambda config: None
     """Returns the sizes of a step that a model has built in."""
     sampling_fields: tuple[str, ...] = ()
-    """The sampling parameters of `engine.sampling_fields.OPTIONAL_FIELDS` that it has, in some version."""
+    """The sampling parameters of `sluice.engine.sampling_fields.OPTIONAL_FIELDS` that it has, in some version."""
     kv_tier_advice: str = ""
     """Advice, in messages, for whoever asks for our KV tiers on a runtime that has others; "" where it has ours."""
     hands_over: bool = False

@@ -1,5 +1,5 @@
 """The runtimes there are, and which of them serves a model folder, and why. Adding one takes its folder, with a
-`RuntimeSpec`, its name in `engine.config.Runtime`, and a line here."""
+`RuntimeSpec`, its name in `sluice.engine.config.Runtime`, and a line here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from engine.config import EngineConfig, EngineRole, Runtime, Task
-from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
-from engine.delegated.vllm.runtime import VLLM
-from engine.model_folder import ModelFormat, model_format, served_task
-from engine.runners.openvino.runtime import OPENVINO
-from engine.runners.torch.runtime import TORCH
-from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec
+from sluice.engine.config import EngineConfig, EngineRole, Runtime, Task
+from sluice.engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
+from sluice.engine.delegated.vllm.runtime import VLLM
+from sluice.engine.model_folder import ModelFormat, model_format, served_task
+from sluice.engine.runners.openvino.runtime import OPENVINO
+from sluice.engine.runners.torch.runtime import TORCH
+from sluice.engine.runtime_spec import Appraisal, Fitness, RuntimeSpec
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import num_gpus
 

@@ -1,8 +1,8 @@
 """The sampling fields that clients send, one row each.
 
-Every protocol, check and runtime takes a field's name, type, range and help from here. `engine.types.SamplingParams`
-has the values; a test compares the two. The token sequences of `bad_words` and the grammar have no row: protocols
-make them of fields of their own.
+Every protocol, check and runtime takes a field's name, type, range and help from here.
+`sluice.engine.types.SamplingParams` has the values; a test compares the two. The token sequences of `bad_words` and the
+grammar have no row: protocols make them of fields of their own.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from engine.types import SamplingParams
+from sluice.engine.types import SamplingParams
 from sluice.errors import invalid
 
 MAX_SEED = 2**64 - 1

@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from engine.arrays import IntArray
-from engine.blocks import BlockHash, HashChain, PromptOrigin, blocks_for, worst_case_blocks
-from engine.sampling.state import Constraint, SamplingState, is_simple
-from engine.types import EngineInfo, FinishReason, GenerateRequest, SequenceTiming, TokenLogprob
+from sluice.engine.arrays import IntArray
+from sluice.engine.blocks import BlockHash, HashChain, PromptOrigin, blocks_for, worst_case_blocks
+from sluice.engine.sampling.state import Constraint, SamplingState, is_simple
+from sluice.engine.types import EngineInfo, FinishReason, GenerateRequest, SequenceTiming, TokenLogprob
 
 NO_ROW = -1
 _MAX_MARKS = 64

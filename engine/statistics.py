@@ -131,4 +131,4 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     handover: HandoverStats | None = None
     """None for an engine that has neither sent blocks to another one nor got any."""
     histograms: bytes = b""
-    """Distributions since the engine's start, packed by `engine.histograms`; empty before there are any."""
+    """Distributions since the engine's start, packed by `sluice.engine.histograms`; empty before there are any."""

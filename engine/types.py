@@ -51,7 +51,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, gc=False):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Parameters of how tokens are chosen. `engine.validation.check_sampling` checks their ranges.
+    """Parameters of how tokens are chosen. `sluice.engine.validation.check_sampling` checks their ranges.
 
     temperature 0 is greedy; top_k 0, top_p 1, typical_p 1 and min_p 0 switch those filters off. The repetition
     penalty counts prompt and output (as transformers does), presence and frequency penalty count the output only (as

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Collection
 
-from engine.blocks import blocks_for, worst_case_blocks
-from engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS
-from engine.types import EngineInfo, GenerateRequest, SamplingParams, ThinkingBudget
+from sluice.engine.blocks import blocks_for, worst_case_blocks
+from sluice.engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS
+from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams, ThinkingBudget
 from sluice.errors import SluiceError, invalid, too_long
 
 MAX_LABEL = 256

@@ -3,27 +3,27 @@
 import logging
 from pathlib import Path
 
-from gateway.access.control import AccessControl, TokenVerifier
-from gateway.access.identity import QuotaLimits
-from gateway.access.ring import KeyRing
-from gateway.access.store import MARKER_SUFFIX, open_keys
-from gateway.calls import CallLog
-from gateway.ledger.access_log import AccessLog
-from gateway.ledger.ledger import CallLedger
-from gateway.ledger.lines import RotatingFile, StandardOutput
-from gateway.ledger.opening import open_ledger
-from gateway.ledger.prices import PriceTable, read_prices
-from gateway.ledger.request_log import Redaction, RequestLog
-from gateway.options.access import AccessOptions
-from gateway.options.config import ServeConfig
-from gateway.options.ledger import JSON, TEXT, LedgerOptions
-from gateway.options.option import OptionError, as_option_error
-from gateway.options.quotas import MEMORY, QuotaOptions
-from gateway.options.serving import OFF
-from gateway.quotas.metrics import QuotaCollector
-from gateway.quotas.observer import QuotaObserver
-from gateway.quotas.store import MemoryQuotas, QuotaStore
-from gateway.service import InferenceService
+from sluice.gateway.access.control import AccessControl, TokenVerifier
+from sluice.gateway.access.identity import QuotaLimits
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.access.store import MARKER_SUFFIX, open_keys
+from sluice.gateway.calls import CallLog
+from sluice.gateway.ledger.access_log import AccessLog
+from sluice.gateway.ledger.ledger import CallLedger
+from sluice.gateway.ledger.lines import RotatingFile, StandardOutput
+from sluice.gateway.ledger.opening import open_ledger
+from sluice.gateway.ledger.prices import PriceTable, read_prices
+from sluice.gateway.ledger.request_log import Redaction, RequestLog
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.ledger import JSON, TEXT, LedgerOptions
+from sluice.gateway.options.option import OptionError, as_option_error
+from sluice.gateway.options.quotas import MEMORY, QuotaOptions
+from sluice.gateway.options.serving import OFF
+from sluice.gateway.quotas.metrics import QuotaCollector
+from sluice.gateway.quotas.observer import QuotaObserver
+from sluice.gateway.quotas.store import MemoryQuotas, QuotaStore
+from sluice.gateway.service import InferenceService
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def _make_verifier(options: AccessOptions) -> TokenVerifier | None:
     if options.jwt_issuer is None or options.jwt_audience is None:
         return None
     try:
-        from gateway.access.tokens import IssuerTokens, TokenSettings  # few servers need PyJWT
+        from sluice.gateway.access.tokens import IssuerTokens, TokenSettings  # few servers need PyJWT
     except ImportError as error:
         raise OptionError(f"--jwt-issuer needs PyJWT ({error}): pip install 'sluice[jwt]'") from None
     claims = options.jwt_claims or {}
@@ -117,7 +117,7 @@ def open_quotas(options: QuotaOptions) -> QuotaStore:
     """Open the place where use is counted."""
     if options.store == MEMORY:
         return MemoryQuotas()
-    from gateway.quotas.redis_store import RedisQuotas  # few servers need Redis' client
+    from sluice.gateway.quotas.redis_store import RedisQuotas  # few servers need Redis' client
 
     return RedisQuotas(options.store)
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
-from gateway.calls import note_model
-from pipelines.llm.model import LlmModel
-from pipelines.llm.text_models import SEPARATOR, find_owner
-from serving.repository.managed_model import IndexEntry, ModelState
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.calls import note_model
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.text_models import SEPARATOR, find_owner
+from sluice.serving.repository.managed_model import IndexEntry, ModelState
 
 FLAG = "--allow-runtime-lora-updating"
 MAX_PATH_CHARS = 4096

@@ -5,10 +5,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from serving.repository.managed_model import ModelState
+from sluice.serving.repository.managed_model import ModelState
 
 if TYPE_CHECKING:  # imported for real while the engine loads
-    from gateway.service import InferenceService
+    from sluice.gateway.service import InferenceService
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ MAX_NAMED_MODELS = 8
 
 def describe_served(service: "InferenceService") -> str:
     """Describe the one language model with its limits, or name the models; and count those that are missing."""
-    from pipelines.llm.model import llm_text_of  # slow to import, and done by now
+    from sluice.pipelines.llm.model import llm_text_of  # slow to import, and done by now
 
     models = service.repository.models()
     names = sorted({model.name for model in models})

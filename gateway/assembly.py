@@ -10,55 +10,55 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp
 
-from engine.client.interface import Engine
-from gateway.accounts import limit_use, make_access, make_ledger, make_prices, open_quotas, write_logs
-from gateway.batches.service import BatchService
-from gateway.calls import CallLog, note_cached
-from gateway.checkpoint import served_name
-from gateway.grpc.server import GrpcServer
-from gateway.http.app import create_app
-from gateway.options.config import ServeConfig
-from gateway.options.option import OptionError, as_option_error
-from gateway.options.rag import RagOptions
-from gateway.options.serving import OFF, InstanceOptions
-from gateway.options.telemetry import LoggingOptions, MetricsOptions
-from gateway.service import InferenceService
-from gateway.telemetry.engine import EngineCollector
-from gateway.telemetry.event_loop import EventLoopMonitor
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.page import MetricsPage, latency_options
-from gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
-from gateway.telemetry.routes import RouteCollector
-from gateway.tracer_setup import make_trace_settings, make_tracer, watch_tracer
-from gateway.v2.log_settings import LogSettings
-from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
-from pipelines.answers.cache import AnswerCache
-from pipelines.llm.backend import LlmBackend, load_checkpoint
-from pipelines.llm.model import embedder_of
-from pipelines.llm.services import LlmServices
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.rag.retriever import RetrieverBackend
-from pipelines.rag.stores.opening import open_store
-from pipelines.remote.backend import OpenAIBackend
-from pipelines.routes.settings import ROUTES_FLAG, RouteSettings, read_routes
-from pipelines.stages.backend import replace_python_stage
-from pipelines.text.model import text_model_of
-from serving.backend import BackendContext, CustomMetrics, ModelLookup
-from serving.backends.python.backend import find_python_based
-from serving.backends.registry import BackendRegistry
-from serving.batching.rate_limiter import RateLimiter, parse_resources
-from serving.caching import open_cache
-from serving.caching.response_cache import ResponseCache
-from serving.instance import HostPolicy, parse_host_policies
-from serving.latencies import LatencyOptions
-from serving.repository.loader import LoadHooks
-from serving.repository.repository import ModelRepository, RoutedModels
+from sluice.engine.client.interface import Engine
 from sluice.errors import SluiceError
+from sluice.gateway.accounts import limit_use, make_access, make_ledger, make_prices, open_quotas, write_logs
+from sluice.gateway.batches.service import BatchService
+from sluice.gateway.calls import CallLog, note_cached
+from sluice.gateway.checkpoint import served_name
+from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.http.app import create_app
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.option import OptionError, as_option_error
+from sluice.gateway.options.rag import RagOptions
+from sluice.gateway.options.serving import OFF, InstanceOptions
+from sluice.gateway.options.telemetry import LoggingOptions, MetricsOptions
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.engine import EngineCollector
+from sluice.gateway.telemetry.event_loop import EventLoopMonitor
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.page import MetricsPage, latency_options
+from sluice.gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
+from sluice.gateway.telemetry.routes import RouteCollector
+from sluice.gateway.tracer_setup import make_trace_settings, make_tracer, watch_tracer
+from sluice.gateway.v2.log_settings import LogSettings
+from sluice.gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
+from sluice.pipelines.answers.cache import AnswerCache
+from sluice.pipelines.llm.backend import LlmBackend, load_checkpoint
+from sluice.pipelines.llm.model import embedder_of
+from sluice.pipelines.llm.services import LlmServices
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.library import DocumentLibrary
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.rag.retriever import RetrieverBackend
+from sluice.pipelines.rag.stores.opening import open_store
+from sluice.pipelines.remote.backend import OpenAIBackend
+from sluice.pipelines.routes.settings import ROUTES_FLAG, RouteSettings, read_routes
+from sluice.pipelines.stages.backend import replace_python_stage
+from sluice.pipelines.text.model import text_model_of
+from sluice.serving.backend import BackendContext, CustomMetrics, ModelLookup
+from sluice.serving.backends.python.backend import find_python_based
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.batching.rate_limiter import RateLimiter, parse_resources
+from sluice.serving.caching import open_cache
+from sluice.serving.caching.response_cache import ResponseCache
+from sluice.serving.instance import HostPolicy, parse_host_policies
+from sluice.serving.latencies import LatencyOptions
+from sluice.serving.repository.loader import LoadHooks
+from sluice.serving.repository.repository import ModelRepository, RoutedModels
 
 if TYPE_CHECKING:
-    from gateway.listeners import Listeners
+    from sluice.gateway.listeners import Listeners
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ def push_metrics(service: InferenceService, options: MetricsOptions, process: st
     if options.otlp_endpoint is None:
         return
     try:
-        from gateway.telemetry.otlp import OtlpPush, open_exporter  # few servers need OpenTelemetry's exporters
+        from sluice.gateway.telemetry.otlp import OtlpPush, open_exporter  # few servers need OpenTelemetry's exporters
 
         exporter = open_exporter(options.otlp_endpoint, options.otlp_protocol)
     except ImportError as error:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gateway.options.option import OptionError
 from sluice.bundled import BUNDLED_MODEL, bundled_folder, models_folder
+from sluice.gateway.options.option import OptionError
 from sluice.run_folder import temporary_folder
 
 DOCUMENTATION_COLLECTION = "sluice"
@@ -17,8 +17,8 @@ PIPELINE = ("sentence_tokenizer", "sentence_encoder", "query_encoder", "retrieve
 def documentation() -> dict[str, Path]:
     """Return the paths of Sluice's own documentation, in Markdown, by document name."""
     folder = bundled_folder("docs")
-    readme = next(path for path in (folder / "README.md", folder.parent / "README.md") if path.is_file())
-    return {"README.md": readme} | {f"docs/{path.name}": path for path in sorted(folder.glob("*.md")) if path != readme}
+    pages = {f"docs/{path.name}": path for path in sorted(folder.glob("*.md"))}
+    return {"README.md": folder.parent / "README.md"} | pages
 
 
 @contextmanager

@@ -11,11 +11,11 @@ from contextvars import ContextVar
 from time import perf_counter, time
 from typing import Protocol
 
-from gateway.access.control import AccessControl, Credentials
-from gateway.access.identity import Identity, RouteGroup
-from gateway.access.rights import check_model, choose_priority, may_use
-from gateway.access.ring import KeyRing
 from sluice.errors import SluiceError
+from sluice.gateway.access.control import AccessControl, Credentials
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.access.rights import check_model, choose_priority, may_use
+from sluice.gateway.access.ring import KeyRing
 
 OpenStreams = dict[Callable[[SluiceError], None], Identity]
 """Open streams: the function that ends each, and the identity that sent it."""

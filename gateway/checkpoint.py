@@ -1,10 +1,11 @@
-"""The checkpoint to serve, as options name it: `pipelines.llm.checkpoint`, whose errors are those of options here."""
+"""The checkpoint to serve, as options name it: `sluice.pipelines.llm.checkpoint`, whose errors are those of options
+here."""
 
 from pathlib import Path
 
-from gateway.options.option import as_option_error
-from pipelines.llm import checkpoint
-from pipelines.llm.checkpoint import find_cached, is_hub_id, model_name
+from sluice.gateway.options.option import as_option_error
+from sluice.pipelines.llm import checkpoint
+from sluice.pipelines.llm.checkpoint import find_cached, is_hub_id, model_name
 
 __all__ = ["download_from_hub", "find_cached", "find_checkpoint", "is_hub_id", "model_name", "served_name"]
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gateway.bundled import DOCUMENTATION_COLLECTION, documentation
-from pipelines.rag.library import DocumentLibrary, KnownVectors, PutResult, PutStatus
-from pipelines.rag.types import DocumentFormat, Upload, Vector
 from sluice.errors import SluiceError
+from sluice.gateway.bundled import DOCUMENTATION_COLLECTION, documentation
+from sluice.pipelines.rag.library import DocumentLibrary, KnownVectors, PutResult, PutStatus
+from sluice.pipelines.rag.types import DocumentFormat, Upload, Vector
 
 log = logging.getLogger(__name__)
 

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Iterable
 
-from pipelines.llm.model import LlmModel, embedder_of
-from pipelines.rag.classifier import TextClassifier, is_classifier
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.encoder import is_encoder as has_vectors
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.rag.retrieval.reranker import EncoderReranker, LlmReranker, ModelReranker, RerankerFinder
-from pipelines.text.model import text_model_of
-from serving.model import Model
-from serving.repository.repository import ModelRepository
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.llm.model import LlmModel, embedder_of
+from sluice.pipelines.rag.classifier import TextClassifier, is_classifier
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.encoder import is_encoder as has_vectors
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.rag.retrieval.reranker import EncoderReranker, LlmReranker, ModelReranker, RerankerFinder
+from sluice.pipelines.text.model import text_model_of
+from sluice.serving.model import Model
+from sluice.serving.repository.repository import ModelRepository
 
 
 class EncodingModels:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
-    from engine.client.interface import Engine
+    from sluice.engine.client.interface import Engine
 
 _LOADING = "the server is loading its models"
 _RETRY_LOADING_S = 1.0

@@ -15,17 +15,25 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
-from gateway.announcements import describe_served, print_line
-from gateway.checkpoint import served_name
-from gateway.listeners import GrpcEndpoint, Listeners, SocketFolder, is_loopback, listen, listen_together, listener_url
-from gateway.model_engine import make_model_engine
-from gateway.options.config import ServeConfig
-from gateway.process_settings import favour_event_loop
-from gateway.start_checks import check_start
-from gateway.telemetry.log_ring import find_ring
-from gateway.telemetry.log_socket import LogSocket
 from sluice.addresses import host_and_port
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.announcements import describe_served, print_line
+from sluice.gateway.checkpoint import served_name
+from sluice.gateway.listeners import (
+    GrpcEndpoint,
+    Listeners,
+    SocketFolder,
+    is_loopback,
+    listen,
+    listen_together,
+    listener_url,
+)
+from sluice.gateway.model_engine import make_model_engine
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.process_settings import favour_event_loop
+from sluice.gateway.start_checks import check_start
+from sluice.gateway.telemetry.log_ring import find_ring
+from sluice.gateway.telemetry.log_socket import LogSocket
 from sluice.heap import settle_objects
 from sluice.run_folder import remove_all, remove_left_over
 from sluice.start_times import START_TIMES
@@ -33,12 +41,12 @@ from sluice.start_times import START_TIMES
 if TYPE_CHECKING:  # imported for real while the engine loads
     from starlette.types import ASGIApp
 
-    from engine.client.interface import Engine
-    from gateway.batches.service import BatchService
-    from gateway.grpc.server import GrpcServer
-    from gateway.http.server import HttpServer
-    from gateway.service import InferenceService
-    from gateway.workers.host import WorkerPool
+    from sluice.engine.client.interface import Engine
+    from sluice.gateway.batches.service import BatchService
+    from sluice.gateway.grpc.server import GrpcServer
+    from sluice.gateway.http.server import HttpServer
+    from sluice.gateway.service import InferenceService
+    from sluice.gateway.workers.host import WorkerPool
 
 log = logging.getLogger(__name__)
 
@@ -222,7 +230,7 @@ class GatewayServer:
 
     async def _read_documentation(self, service: "InferenceService") -> None:
         """Read the documentation, from which the bundled pipeline answers. What an earlier server has read is kept."""
-        from gateway.documentation import ingest_documentation
+        from sluice.gateway.documentation import ingest_documentation
 
         if self._config.rag.is_served and service.library is not None:
             await ingest_documentation(service.library)
@@ -233,7 +241,7 @@ class GatewayServer:
 
     async def _load_model(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
         """Load MODEL, which is in no repository."""
-        from gateway.assembly import load_model
+        from sluice.gateway.assembly import load_model
 
         if self._engine is not None and self._checkpoint is not None:
             await load_model(service, self._config, self._checkpoint, self._engine, engine_start)
@@ -247,15 +255,15 @@ class GatewayServer:
 
     async def _open(self) -> "InferenceService":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
-        from gateway.accounts import report_access
-        from gateway.assembly import (
+        from sluice.gateway.accounts import report_access
+        from sluice.gateway.assembly import (
             make_grpc_server,
             make_http_application,
             make_service,
             push_metrics,
             watch_event_loop,
         )
-        from gateway.batches.service import BatchService
+        from sluice.gateway.batches.service import BatchService
 
         service = make_service(self._config, self._choose_socket)
         self._service = service
@@ -277,14 +285,14 @@ class GatewayServer:
 
     async def _start_http(self, service: "InferenceService", app: "ASGIApp") -> None:
         """Serve the protocols, by workers where there are several, and the metrics."""
-        from gateway.http.app import create_metrics_app, make_page_guard
-        from gateway.http.server import HttpServer
+        from sluice.gateway.http.app import create_metrics_app, make_page_guard
+        from sluice.gateway.http.server import HttpServer
 
         gather = None
         if self._sockets is None:
             self._servers.append(HttpServer(app, self._listeners.http[0]))
         else:
-            from gateway.workers.host import WorkerPool
+            from sluice.gateway.workers.host import WorkerPool
 
             self._workers = WorkerPool(self._config, self._listeners.http, self._sockets.path, service, app)
             await self._workers.start()
@@ -398,5 +406,5 @@ async def _cancel(*tasks: asyncio.Task[object]) -> None:
 
 def _import_heavy_modules() -> None:
     """Import heavy modules; to be called on a thread, so that the event loop goes on."""
-    for name in ("gateway.assembly", "pipelines.llm.backend"):
+    for name in ("sluice.gateway.assembly", "sluice.pipelines.llm.backend"):
         import_module(name)

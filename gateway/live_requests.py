@@ -7,10 +7,10 @@ from typing import Protocol
 
 import msgspec
 
-from engine.client.stream import GenerationStream
-from engine.fleet.client import FleetClient
-from pipelines.llm.model import LlmModel
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.fleet.client import FleetClient
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.model import LlmModel
 
 log = logging.getLogger(__name__)
 

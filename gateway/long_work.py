@@ -10,11 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from serving.model import Model
-from serving.request import InferRequest
-from serving.request_check import prepare_strings
-from serving.tensors.datatypes import BYTES
 from sluice.heap import trim_heap
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest
+from sluice.serving.request_check import prepare_strings
+from sluice.serving.tensors.datatypes import BYTES
 
 T = TypeVar("T")
 

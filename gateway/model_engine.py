@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.fleet.local import make_engine
-from engine.fleet.remote import make_fleet
-from gateway.options.config import ServeConfig
+from sluice.engine.fleet.local import make_engine
+from sluice.engine.fleet.remote import make_fleet
+from sluice.gateway.options.config import ServeConfig
 
 if TYPE_CHECKING:
-    from engine.client.interface import Engine
+    from sluice.engine.client.interface import Engine
 
 
 def make_model_engine(

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
-from engine.client.base import EngineClient
-from engine.fleet.client import FleetClient
-from engine.frames import ProfiledStep
-from gateway.tracing.loop_profile import LoopProfile
-from gateway.tracing.profile import build_profile
-from gateway.tracing.timelines import TimelineRing
-from pipelines.llm.model import LlmModel
+from sluice.engine.client.base import EngineClient
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.frames import ProfiledStep
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.tracing.loop_profile import LoopProfile
+from sluice.gateway.tracing.profile import build_profile
+from sluice.gateway.tracing.timelines import TimelineRing
+from sluice.pipelines.llm.model import LlmModel
 
 log = logging.getLogger(__name__)
 

@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from gateway.calls import answer_scope, is_visible, keeps_answers, note_asked, note_route
-from pipelines.answers.cache import AnswerCache, AnswerSource
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.routes.encoder import EncoderTarget, RoutedEncoder
-from pipelines.routes.route import Candidate, Route
-from pipelines.routes.settings import ROUTES_FLAG, RouteSettings
-from pipelines.routes.text import RoutedText, no_candidate
-from pipelines.text.model import TextModel
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.calls import answer_scope, is_visible, keeps_answers, note_asked, note_route
+from sluice.pipelines.answers.cache import AnswerCache, AnswerSource
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.routes.encoder import EncoderTarget, RoutedEncoder
+from sluice.pipelines.routes.route import Candidate, Route
+from sluice.pipelines.routes.settings import ROUTES_FLAG, RouteSettings
+from sluice.pipelines.routes.text import RoutedText, no_candidate
+from sluice.pipelines.text.model import TextModel
 
 FindText = Callable[[str, str], TextModel]
 """Returns the text model of a name, for a key that chooses among versions with weights, whoever may use it."""

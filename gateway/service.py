@@ -7,41 +7,47 @@ from contextlib import suppress
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from engine.client.interface import Engine
-from gateway.adapters import RuntimeAdapters
-from gateway.calls import CallLog, answer_scope, is_visible, keeps_answers, note_model
-from gateway.encoding import EncodingModels
-from gateway.health import Phase, ProbeResult, ServerHealth
-from gateway.ledger.ledger import CallLedger
-from gateway.listeners import GrpcEndpoint
-from gateway.live_requests import LiveRequests
-from gateway.profiler import Profiler
-from gateway.quotas.store import QuotaStore
-from gateway.routing import RouteTable
-from gateway.streams.store import StreamStore
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.tracing.timelines import Timelines
-from gateway.tracing.tracer import Tracer
-from gateway.v2.log_settings import LogSettings
-from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
-from gateway.v2.shared_memory import SharedMemoryRegistry
-from gateway.v2.trace import TraceSettings
-from pipelines.answers.cache import AnswerCache, AnswerSource, Embedder
-from pipelines.llm.model import LlmModel
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_models import choose_text_model, find_owner, list_text_models, model_and_adapter, split_name
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.routes.settings import RouteSettings
-from pipelines.routes.text import RoutedText
-from pipelines.text.model import TextModel, text_model_of
-from pipelines.text.stream import OpenTexts
-from pipelines.text.types import TextEvent, TextRequest
-from serving.model import Model
-from serving.repository.repository import ModelRepository
-from serving.request import InferRequest
+from sluice.engine.client.interface import Engine
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.adapters import RuntimeAdapters
+from sluice.gateway.calls import CallLog, answer_scope, is_visible, keeps_answers, note_model
+from sluice.gateway.encoding import EncodingModels
+from sluice.gateway.health import Phase, ProbeResult, ServerHealth
+from sluice.gateway.ledger.ledger import CallLedger
+from sluice.gateway.listeners import GrpcEndpoint
+from sluice.gateway.live_requests import LiveRequests
+from sluice.gateway.profiler import Profiler
+from sluice.gateway.quotas.store import QuotaStore
+from sluice.gateway.routing import RouteTable
+from sluice.gateway.streams.store import StreamStore
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.tracing.timelines import Timelines
+from sluice.gateway.tracing.tracer import Tracer
+from sluice.gateway.v2.log_settings import LogSettings
+from sluice.gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
+from sluice.gateway.v2.shared_memory import SharedMemoryRegistry
+from sluice.gateway.v2.trace import TraceSettings
+from sluice.pipelines.answers.cache import AnswerCache, AnswerSource, Embedder
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_models import (
+    choose_text_model,
+    find_owner,
+    list_text_models,
+    model_and_adapter,
+    split_name,
+)
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.library import DocumentLibrary
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.routes.settings import RouteSettings
+from sluice.pipelines.routes.text import RoutedText
+from sluice.pipelines.text.model import TextModel, text_model_of
+from sluice.pipelines.text.stream import OpenTexts
+from sluice.pipelines.text.types import TextEvent, TextRequest
+from sluice.serving.model import Model
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.request import InferRequest
 
 LATEST = -1
 _ABORTED_S = 1.0

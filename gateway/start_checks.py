@@ -3,13 +3,13 @@
 import logging
 from typing import TYPE_CHECKING
 
-from gateway.options.serving import RepositoryOptions
-from serving.repository.managed_model import ModelState
-from serving.repository.settings import ControlMode
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.serving import RepositoryOptions
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.settings import ControlMode
 
 if TYPE_CHECKING:  # imported for real while the engine loads
-    from gateway.service import InferenceService
+    from sluice.gateway.service import InferenceService
 
 log = logging.getLogger(__name__)
 

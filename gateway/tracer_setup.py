@@ -1,14 +1,14 @@
 """Builds what records requests, from the configuration."""
 
-from gateway.options.option import OptionError
-from gateway.options.telemetry import TraceOptions
-from gateway.options.tracing import TracingOptions
-from gateway.service import InferenceService
-from gateway.tracing.timelines import TimelineRing
-from gateway.tracing.tracer import SpanSink, Tracer
-from gateway.v2.trace import TraceSettings
-from gateway.v2.trace_spans import TracesAsSpans
-from gateway.v2.trace_values import TraceSetting
+from sluice.gateway.options.option import OptionError
+from sluice.gateway.options.telemetry import TraceOptions
+from sluice.gateway.options.tracing import TracingOptions
+from sluice.gateway.service import InferenceService
+from sluice.gateway.tracing.timelines import TimelineRing
+from sluice.gateway.tracing.tracer import SpanSink, Tracer
+from sluice.gateway.v2.trace import TraceSettings
+from sluice.gateway.v2.trace_spans import TracesAsSpans
+from sluice.gateway.v2.trace_values import TraceSetting
 
 _INSTALL = "pip install 'sluice[otel]'"
 
@@ -23,7 +23,7 @@ def _open_export(options: TracingOptions) -> SpanSink | None:
     if options.endpoint is None:
         return None
     try:
-        from gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
+        from sluice.gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
     except ImportError as error:
         raise OptionError(f"--otlp-traces-endpoint needs OpenTelemetry ({error}): {_INSTALL}") from None
     settings = ExportSettings(options.max_queue_spans, options.max_batch_spans, options.delay_ms / 1000)
@@ -37,7 +37,7 @@ def make_trace_settings(options: TraceOptions) -> TraceSettings:
     if options.mode == "triton":
         return TraceSettings(options.file, setting)
     try:
-        from gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
+        from sluice.gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
     except ImportError as error:
         raise OptionError(f"--trace-config mode=opentelemetry needs OpenTelemetry ({error}): {_INSTALL}") from None
     settings = ExportSettings(

@@ -1,4 +1,4 @@
-"""The command `sluice load`. `python -m load` does the same."""
+"""The command `sluice load`. `python -m sluice.load` does the same."""
 
 import argparse
 import sys
@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from load.config import LoadConfigError
-from load.options import parser
-from load.run import RunError, run_blocking
-from load.settings import make_config
+from sluice.load.config import LoadConfigError
+from sluice.load.options import parser
+from sluice.load.run import RunError, run_blocking
+from sluice.load.settings import make_config
 
 LONGEST_PROMPT, LARGEST_CROWD = 512, 16
 """The largest that a calibration measures without --prompt-tokens and --concurrency."""
@@ -26,7 +26,7 @@ def command(argv: list[str]) -> int:
     # Imported only after the options are checked, since rich takes long.
     from rich.console import Console
 
-    from load import report
+    from sluice.load import report
 
     if arguments.calibrate is not None:
         return _calibrate(arguments)
@@ -44,7 +44,7 @@ def command(argv: list[str]) -> int:
     if arguments.csv is not None:
         report.write_csv(run, arguments.csv)
     if arguments.html is not None:
-        from load.page import render_page
+        from sluice.load.page import render_page
 
         arguments.html.write_text(render_page(run, argv))
     if run.was_interrupted:
@@ -56,27 +56,27 @@ def _subcommand(name: str) -> Callable[[list[str]], int] | None:
     """Return the command of this name, None for the options of a run. Only what is needed is imported."""
     match name:
         case "compare":
-            from load.compare_command import compare
+            from sluice.load.compare_command import compare
 
             return compare
         case "ab":
-            from load.compare_command import ab
+            from sluice.load.compare_command import ab
 
             return ab
         case "sweep":
-            from load.sweep import sweep
+            from sluice.load.sweep import sweep
 
             return sweep
         case "perf-analyzer":
-            from load.compatible.perf_analyzer import perf_analyzer
+            from sluice.load.compatible.perf_analyzer import perf_analyzer
 
             return perf_analyzer
         case "vllm-bench":
-            from load.compatible.vllm_bench import vllm_bench
+            from sluice.load.compatible.vllm_bench import vllm_bench
 
             return vllm_bench
         case "genai-perf":
-            from load.compatible.genai_perf import genai_perf
+            from sluice.load.compatible.genai_perf import genai_perf
 
             return genai_perf
     return None
@@ -84,7 +84,7 @@ def _subcommand(name: str) -> Callable[[list[str]], int] | None:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     """Measure what the server's steps cost, and write it."""
-    from load.calibrate import calibrate_blocking
+    from sluice.load.calibrate import calibrate_blocking
 
     longest = arguments.prompt_tokens.high if arguments.prompt_tokens is not None else LONGEST_PROMPT
     crowd = arguments.concurrency or LARGEST_CROWD

@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from load.apis import ParsedEvent
-from load.config import LoadConfigError, ToolUse, Workload
+from sluice.load.apis import ParsedEvent
+from sluice.load.config import LoadConfigError, ToolUse, Workload
 
-AnswerCheck = Callable[["Answer"], str | None]
+AnswerCheck = Callable[["AnswerRecord"], str | None]
 """Returns what is wrong with an answer, None where nothing is."""
 BUILTIN_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -52,7 +52,7 @@ BUILTIN_TOOLS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(slots=True)
-class ToolCall:
+class ToolCallRecord:
     """A tool call as far as it has arrived."""
 
     name: str = ""
@@ -60,11 +60,11 @@ class ToolCall:
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerRecord:
     """Collects what a stream brings."""
 
     texts: list[str] = field(default_factory=list)
-    calls: dict[int, ToolCall] = field(default_factory=dict)
+    calls: dict[int, ToolCallRecord] = field(default_factory=dict)
     response_id: str | None = None
 
     def add(self, event: ParsedEvent) -> None:
@@ -73,7 +73,7 @@ class Answer:
         if event.response_id is not None:
             self.response_id = event.response_id
         for part in event.calls:
-            call = self.calls.setdefault(part.place, ToolCall())
+            call = self.calls.setdefault(part.place, ToolCallRecord())
             call.name = part.name or call.name
             call.arguments.append(part.arguments)
 
@@ -92,7 +92,7 @@ def tool_check(use: ToolUse) -> AnswerCheck:
     """Return the check that calls are of the tools that were offered, with arguments that meet their parameters."""
     checks = {each["name"]: _json_check(each.get("parameters", {"type": "object"})) for each in use.functions}
 
-    def check(answer: Answer) -> str | None:
+    def check(answer: AnswerRecord) -> str | None:
         if not answer.calls and (use.names_tool or use.choice == "required"):
             return f"no tool call, although the tool choice is {use.choice}"
         return next(filter(None, (_wrong_call(call, checks) for call in answer.calls.values())), None)
@@ -100,7 +100,7 @@ def tool_check(use: ToolUse) -> AnswerCheck:
     return check
 
 
-def _wrong_call(call: ToolCall, checks: dict[str, Callable[[str], str | None]]) -> str | None:
+def _wrong_call(call: ToolCallRecord, checks: dict[str, Callable[[str], str | None]]) -> str | None:
     if call.name not in checks:
         return f"a call of {call.name!r}, which was not offered"
     wrong = checks[call.name]("".join(call.arguments) or "{}")

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from load.config import LoadConfig, RequestPace, TokenRange
-from load.run import Run, RunError, read_machine_info, run_load
-from load.stream import RequestResult
+from sluice.load.config import LoadConfig, RequestPace, TokenRange
+from sluice.load.run import Run, RunError, read_machine_info, run_load
+from sluice.load.stream import RequestResult
 
 PROMPTS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 CROWDS = (1, 2, 4, 8, 16, 32, 64)
@@ -32,7 +32,7 @@ Runner = Callable[[LoadConfig], Coroutine[Any, Any, Run]]
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
+class CalibrationMeasurement:
     """Seconds that were measured, and how often they have each of COST_NAMES."""
 
     seconds: float
@@ -40,7 +40,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CalibrationRun:
     """The costs by COST_NAMES, and how far they are off what was measured."""
 
     model: str
@@ -62,7 +62,7 @@ class Calibration:
         return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
-def calibrate_blocking(config: LoadConfig, longest: int, most: int, report: Callable[[str], None]) -> Calibration:
+def calibrate_blocking(config: LoadConfig, longest: int, most: int, report: Callable[[str], None]) -> CalibrationRun:
     """Measure the server of `config`, with prompts of up to `longest` tokens and up to `most` requests at a time.
     Raises RunError where a request fails."""
     return asyncio.run(calibrate(config, longest, most, report))
@@ -70,7 +70,7 @@ def calibrate_blocking(config: LoadConfig, longest: int, most: int, report: Call
 
 async def calibrate(
     config: LoadConfig, longest: int, most: int, report: Callable[[str], None], runner: Runner = run_load
-) -> Calibration:
+) -> CalibrationRun:
     """Do the same in a running event loop. `runner` makes a run."""
     sizes = sorted({*(each for each in PROMPTS if each < longest), longest})
     crowds = [
@@ -102,11 +102,12 @@ async def calibrate(
             )
             steps_s[crowd, prompt].append(_step_s(run))
     alone = [
-        Measurement(statistics.median(ttfts_s[size]), (1.0, float(size), 0.0, 0.0, size * (size // 2), 1.0))
+        CalibrationMeasurement(statistics.median(ttfts_s[size]), (1.0, float(size), 0.0, 0.0, size * (size // 2), 1.0))
         for size in sizes
     ]
     together = [
-        Measurement(statistics.median(steps_s[crowd, prompt]), _factors(crowd, prompt)) for crowd, prompt in crowds
+        CalibrationMeasurement(statistics.median(steps_s[crowd, prompt]), _factors(crowd, prompt))
+        for crowd, prompt in crowds
     ]
     return fit(model, alone + together)
 
@@ -155,7 +156,7 @@ def _middle_step(result: RequestResult) -> Iterator[float]:
     yield (times[last] - times[first]) / (last - first) / tokens_per_event
 
 
-def fit(model: str, measured: list[Measurement]) -> Calibration:
+def fit(model: str, measured: list[CalibrationMeasurement]) -> CalibrationRun:
     """Return the costs, none below 0, whose sums are closest to what was measured, relative to it."""
     seconds = np.array([each.seconds for each in measured])
     factors = np.array([each.factors for each in measured], float)
@@ -163,7 +164,7 @@ def fit(model: str, measured: list[Measurement]) -> Calibration:
     weighted = factors / scales / seconds[:, None]
     costs = _least_squares(weighted, np.ones(len(seconds))) / scales
     errors = np.abs(factors @ costs - seconds) / seconds
-    return Calibration(
+    return CalibrationRun(
         model=model,
         costs=dict(zip(COST_NAMES, costs.tolist(), strict=True)),
         median_error=float(np.median(errors)),

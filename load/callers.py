@@ -5,10 +5,10 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from load.apis import Api, Context
-from load.config import LoadTarget, Workload
-from load.connection import ConnectionPool, encode_request
-from load.stream import Failure, FailureKind, PlannedRequest, StreamReader
+from sluice.load.apis import Api, ApiContext
+from sluice.load.config import LoadTarget, Workload
+from sluice.load.connection import ConnectionPool, encode_request
+from sluice.load.stream import Failure, FailureKind, PlannedRequest, StreamReader
 
 
 class Caller(Protocol):
@@ -39,7 +39,7 @@ class HttpCaller:
     pool: ConnectionPool
 
     async def call(self, planned: PlannedRequest, reader: StreamReader, leaving: asyncio.Event) -> Failure | None:
-        context = Context(planned.history, planned.images)
+        context = ApiContext(planned.history, planned.images)
         body = self.api.body(self.model, planned.prompt, planned.output_tokens, self.workload, context)
         headers = (*self.target.headers, *self.api.headers())
         request = encode_request("POST", self.target.url, self.api.path(self.model), headers, body)

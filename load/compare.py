@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from load.config import LoadConfigError
-from load.intervals import Interval, Samples, bounds
-from load.run import Run
+from sluice.load.config import LoadConfigError
+from sluice.load.intervals import ConfidenceInterval, RequestSamples, bounds
+from sluice.load.run import Run
 
 PERCENTS = (50.0, 99.0)
 _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "E2E": "e2e_s"}
@@ -47,7 +47,7 @@ class Comparison(NamedTuple):
     a: float
     b: float
     ratio: float
-    interval: Interval
+    interval: ConfidenceInterval
     is_rate: bool
     """More is better."""
 
@@ -67,7 +67,7 @@ class Report:
     title: str
     num_requests: int
     num_failed: int
-    samples: dict[str, Samples]
+    samples: dict[str, RequestSamples]
 
 
 def read_report(path: Path) -> Report:
@@ -82,7 +82,7 @@ def read_report(path: Path) -> Report:
             pairs = [(row[column] * 1e3, number) for number, row in enumerate(served) if row[column] is not None]
             if pairs:
                 values, owners = zip(*pairs, strict=True)
-                samples[name] = Samples(values, owners, len(served))
+                samples[name] = RequestSamples(values, owners, len(served))
         num_failed = len(document["requests"]) - len(served)
         return Report(document["command"], len(document["requests"]), num_failed, samples)
     except OSError as error:
@@ -129,6 +129,6 @@ def compare_pairs(name: str, pairs: Sequence[tuple[float | None, float | None]],
         statistics.median(a for a, _ in known),
         statistics.median(b for _, b in known),
         math.exp(float(logs.mean())),
-        Interval(math.exp(low), math.exp(high)),
+        ConfidenceInterval(math.exp(low), math.exp(high)),
         is_rate,
     )

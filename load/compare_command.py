@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from load import report
-from load.compare import LEAST_ROUNDS, Comparison, compare_reports, compare_rounds, read_report
-from load.config import LoadConfigError
-from load.options import parser
-from load.run import Run, RunError, run_blocking
-from load.settings import make_config
-from load.values import at_least
+from sluice.load import report
+from sluice.load.compare import LEAST_ROUNDS, Comparison, compare_reports, compare_rounds, read_report
+from sluice.load.config import LoadConfigError
+from sluice.load.options import parser
+from sluice.load.run import Run, RunError, run_blocking
+from sluice.load.settings import make_config
+from sluice.load.values import at_least
 
 _PAUSE_S = 2.0
 """Idle time before each run of a pair, so that no server still works off the last one."""

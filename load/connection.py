@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from load.config import LoadConfigError
+from sluice.load.config import LoadConfigError
 
 MAX_IDLE_S = 2.0
 """Connections that were idle for longer are not used again: servers drop them (uvicorn after 5 s)."""

@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-from load.answers import AnswerCheck, schema_check, tool_check
-from load.apis import Turn
-from load.callers import Caller
-from load.clock import Clock
-from load.config import RequestPace, Workload
-from load.shares import WHOLE, Share
-from load.stream import Failure, FailureKind, LiveCounts, PlannedRequest, RequestResult, StreamReader
-from load.workload import due_requests
+from sluice.load.answers import AnswerCheck, schema_check, tool_check
+from sluice.load.apis import AskedTurn
+from sluice.load.callers import Caller
+from sluice.load.clock import Clock
+from sluice.load.config import RequestPace, Workload
+from sluice.load.shares import WHOLE, Share
+from sluice.load.stream import Failure, FailureKind, LiveCounts, PlannedRequest, RequestResult, StreamReader
+from sluice.load.workload import due_requests
 
 RECONNECT_PAUSE_S = 0.1
 """Pause of a closed loop's worker after a broken connection, which a dead server gives thousands of times a second."""
@@ -82,7 +82,7 @@ class Driver:
 
         A session ends early where a turn fails, its client leaves, or the next turn would start after the deadline.
         """
-        history: tuple[Turn, ...] = ()
+        history: tuple[AskedTurn, ...] = ()
         turns = (first, *first.later)
         for planned in turns:
             intended_s += planned.think_s
@@ -94,7 +94,7 @@ class Driver:
             if failure is not None or has_left or planned is turns[-1]:
                 return failure
             intended_s = self.clock.now()
-            history += (Turn(str(planned.prompt), planned.images, reader.answer.text, reader.answer.response_id),)
+            history += (AskedTurn(str(planned.prompt), planned.images, reader.answer.text, reader.answer.response_id),)
         return None
 
     async def send(self, planned: PlannedRequest, intended_s: float) -> Failure | None:

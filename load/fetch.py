@@ -6,8 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
-from load.config import LoadConfig, LoadTarget
-from load.connection import ConnectionPool, encode_request
+from sluice.load.config import LoadConfig, LoadTarget
+from sluice.load.connection import ConnectionPool, encode_request
 
 T = TypeVar("T")
 

@@ -14,13 +14,13 @@ import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from load.apis import Api, Context, ParsedEvent, Prompt
-from load.apis.base import NO_CONTEXT
-from load.apis.triton import Input, TensorMetadata, draw_inputs, planned_inputs, raw_bytes
-from load.callers import until
-from load.clock import Clock
-from load.config import ApiKind, LoadConfigError, LoadTarget, Workload
-from load.stream import Failure, FailureKind, PlannedRequest, StreamReader
+from sluice.load.apis import Api, ApiContext, ParsedEvent, Prompt
+from sluice.load.apis.base import NO_CONTEXT
+from sluice.load.apis.triton import Input, TensorMetadata, draw_inputs, planned_inputs, raw_bytes
+from sluice.load.callers import until
+from sluice.load.clock import Clock
+from sluice.load.config import ApiKind, LoadConfigError, LoadTarget, Workload
+from sluice.load.stream import Failure, FailureKind, PlannedRequest, StreamReader
 
 _MAX_MESSAGE_BYTES = (1 << 31) - 1
 
@@ -34,7 +34,7 @@ class GrpcApi(Api):
         return ""
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         raise AssertionError("messages of gRPC are made by GrpcCaller")
 

@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 
-from load.config import LoadConfigError
+from sluice.load.config import LoadConfigError
 
 BLOCK = 16
 """Pixels of a side of a block. Noise by the pixel would make files several times as large as a photograph's."""

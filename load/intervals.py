@@ -10,26 +10,26 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from load.stream import RequestResult
-from load.summary import gaps_s
+from sluice.load.stream import RequestResult
+from sluice.load.summary import gaps_s
 
 CONFIDENCE = 0.95
 MOST_DRAWS, LEAST_DRAWS = 1000, 100
 _MOST_WORK = 40_000_000
-"""Samples to go through over all draws; more samples get fewer draws."""
+"""RequestSamples to go through over all draws; more samples get fewer draws."""
 
 Floats = NDArray[np.float64]
 
 
-class Interval(NamedTuple):
+class ConfidenceInterval(NamedTuple):
     """The bounds between which a figure lies with a probability of 95 %."""
 
     low: float
     high: float
 
 
-class Samples:
-    """Samples of a figure, with the request that each belongs to.
+class RequestSamples:
+    """RequestSamples of a figure, with the request that each belongs to.
 
     `values` are the samples, `owners` the numbers of their requests, from 0 to below `num_requests`.
     """
@@ -61,19 +61,19 @@ class Samples:
             drawn[number] = self.values[np.minimum(places, len(self.values) - 1)]
         return drawn
 
-    def intervals(self, percents: Sequence[float], seed: int = 0) -> list[Interval]:
+    def intervals(self, percents: Sequence[float], seed: int = 0) -> list[ConfidenceInterval]:
         """Return the interval of each percentile."""
         return [bounds(column) for column in self.draw_percentiles(percents, seed).T]
 
 
-def bounds(drawn: Floats) -> Interval:
+def bounds(drawn: Floats) -> ConfidenceInterval:
     """Return the interval that holds the middle 95 % of what was drawn."""
     tail = (1.0 - CONFIDENCE) / 2 * 100.0
     low, high = np.nanpercentile(drawn, (tail, 100.0 - tail)).tolist()
-    return Interval(low, high)
+    return ConfidenceInterval(low, high)
 
 
-def latency_samples(results: Sequence[RequestResult]) -> dict[str, Samples]:
+def latency_samples(results: Sequence[RequestResult]) -> dict[str, RequestSamples]:
     """Return the samples of each latency, in milliseconds, of the served requests; only latencies that have any."""
     served = [result for result in results if result.is_ok]
     of_request: dict[str, Callable[[RequestResult], Sequence[float | None]]] = {
@@ -92,5 +92,5 @@ def latency_samples(results: Sequence[RequestResult]) -> dict[str, Samples]:
         ]
         if pairs:
             values, owners = zip(*pairs, strict=True)
-            found[name] = Samples(values, owners, len(served))
+            found[name] = RequestSamples(values, owners, len(served))
     return found

@@ -3,10 +3,10 @@
 import argparse
 from functools import partial
 
-from load.config import ApiKind, Arrival, Slo
-from load.request_options import add_content, add_requests
-from load.values import argument, at_least, count, header, levels, new_file, positive, whole_levels
-from load.watch.watcher import AUTO
+from sluice.load.config import ApiKind, Arrival, Slo
+from sluice.load.request_options import add_content, add_requests
+from sluice.load.values import argument, at_least, count, header, levels, new_file, positive, whole_levels
+from sluice.load.watch.watcher import AUTO
 
 DESCRIPTION = """\
 Measure a server of models: time to first token, gaps between tokens, throughput, failures.

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from load.intervals import Floats, Interval, Samples, latency_samples
-from load.report import latency_rows, report_lines, shown_command, title_of
-from load.run import Run
-from load.stream import RequestResult
+from sluice.load.intervals import ConfidenceInterval, Floats, RequestSamples, latency_samples
+from sluice.load.report import latency_rows, report_lines, shown_command, title_of
+from sluice.load.run import Run
+from sluice.load.stream import RequestResult
 from sluice.plots import Line, line_plot, render_report
 
 _NUM_POINTS = 120
@@ -26,7 +26,7 @@ def render_page(run: Run, argv: Sequence[str]) -> str:
     return render_report(title_of(run), (*lines, machine), tables, _plots(run, samples))
 
 
-def _latencies(run: Run, samples: dict[str, Samples]) -> str:
+def _latencies(run: Run, samples: dict[str, RequestSamples]) -> str:
     names = ("p50", "p90", "p95", "p99", "p99.9", "mean", "max", "samples", "p50, 95 % sure", "p99, 95 % sure")
     rows = ["<tr><th>ms</th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
     for label, figures in latency_rows(run.summary):
@@ -36,11 +36,11 @@ def _latencies(run: Run, samples: dict[str, Samples]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _interval(interval: Interval | None) -> str:
+def _interval(interval: ConfidenceInterval | None) -> str:
     return "" if interval is None else f"{interval.low:,.2f} to {interval.high:,.2f}"
 
 
-def _plots(run: Run, samples: dict[str, Samples]) -> list[str]:
+def _plots(run: Run, samples: dict[str, RequestSamples]) -> list[str]:
     served = [result for result in run.results if result.is_ok]
     if not served:
         return ["<p>No request was served.</p>"]

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, fields, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
-from load.config import ApiKind, LoadConfig, LoadConfigError
-from load.connection import ConnectionPool
-from load.fetch import RunError
-from load.shares import Share, shares_of
-from load.single_run import ProgressView, Run, find_model, loop_factory, run_single, run_with_view
-from load.stream import LiveCounts
-from load.summary import summarize
-from load.watch.watcher import Watcher
+from sluice.load.config import ApiKind, LoadConfig, LoadConfigError
+from sluice.load.connection import ConnectionPool
+from sluice.load.fetch import RunError
+from sluice.load.shares import Share, shares_of
+from sluice.load.single_run import ProgressView, Run, find_model, loop_factory, run_single, run_with_view
+from sluice.load.stream import LiveCounts
+from sluice.load.summary import summarize
+from sluice.load.watch.watcher import Watcher
 
 COUNTS_INTERVAL_S = 0.25
 """Seconds between two reports of a process on its progress."""

@@ -15,11 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from load.config import LoadConfig
-from load.intervals import latency_samples
-from load.run import Run
-from load.stream import LiveCounts, RequestResult
-from load.summary import Summary, TurnFigures
+from sluice.load.config import LoadConfig
+from sluice.load.intervals import latency_samples
+from sluice.load.run import Run
+from sluice.load.stream import LiveCounts, RequestResult
+from sluice.load.summary import Summary, TurnFigures
 
 SECRET_FLAGS = ("--api-key", "--header")
 MAX_EXAMPLE_CHARS = 160

@@ -4,11 +4,11 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from load.answers import BUILTIN_SCHEMA, BUILTIN_TOOLS
-from load.config import SecondsRange, TokenRange, TurnRange
-from load.images import image_size
-from load.traces import FORMATS
-from load.values import argument, at_least, json_file, json_object, shape, share, tool_functions
+from sluice.load.answers import BUILTIN_SCHEMA, BUILTIN_TOOLS
+from sluice.load.config import SecondsRange, TokenRange, TurnRange
+from sluice.load.images import image_size
+from sluice.load.traces import FORMATS
+from sluice.load.values import argument, at_least, json_file, json_object, shape, share, tool_functions
 
 
 def add_prompts(group: argparse._ArgumentGroup) -> None:

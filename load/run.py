@@ -2,12 +2,12 @@
 
 import asyncio
 
-from load.clock import Clock
-from load.config import LoadConfig
-from load.fetch import RunError, get_json
-from load.machine import read_machine_info
-from load.processes import run_in_processes
-from load.single_run import ProgressView, Run, loop_factory, run_single
+from sluice.load.clock import Clock
+from sluice.load.config import LoadConfig
+from sluice.load.fetch import RunError, get_json
+from sluice.load.machine import read_machine_info
+from sluice.load.processes import run_in_processes
+from sluice.load.single_run import ProgressView, Run, loop_factory, run_single
 
 
 def run_blocking(config: LoadConfig, view: ProgressView | None = None) -> Run:

@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from load.config import LoadConfig, LoadConfigError, LoadTarget, RequestPace, TokenRange, ToolUse, Workload
-from load.traces import read_trace
+from sluice.load.config import LoadConfig, LoadConfigError, LoadTarget, RequestPace, TokenRange, ToolUse, Workload
+from sluice.load.traces import read_trace
 
 
 def make_config(arguments: argparse.Namespace) -> LoadConfig:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from load.config import RequestPace
+from sluice.load.config import RequestPace
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,21 @@ from typing import Any
 
 import msgspec
 
-from load.answers import needs_answers
-from load.apis import Api, check_extras, make_api
-from load.apis.rag import DEFAULT_PIPELINE
-from load.callers import Caller, HttpCaller
-from load.clock import Clock, RealClock
-from load.config import ApiKind, LoadConfig, LoadConfigError, RequestPace
-from load.connection import ConnectionPool
-from load.driver import Driver
-from load.fetch import RunError, get, get_json
-from load.machine import read_machine_info
-from load.shares import WHOLE, Begin, Share
-from load.stream import LiveCounts, PlannedRequest, RequestResult
-from load.summary import Summary, summarize
-from load.watch.watcher import Watched, Watcher
-from load.workload import WARMUP_STREAM, first_requests, planned_requests, prompt_source, requests_for
+from sluice.load.answers import needs_answers
+from sluice.load.apis import Api, check_extras, make_api
+from sluice.load.apis.rag import DEFAULT_PIPELINE
+from sluice.load.callers import Caller, HttpCaller
+from sluice.load.clock import Clock, RealClock
+from sluice.load.config import ApiKind, LoadConfig, LoadConfigError, RequestPace
+from sluice.load.connection import ConnectionPool
+from sluice.load.driver import Driver
+from sluice.load.fetch import RunError, get, get_json
+from sluice.load.machine import read_machine_info
+from sluice.load.shares import WHOLE, Begin, Share
+from sluice.load.stream import LiveCounts, PlannedRequest, RequestResult
+from sluice.load.summary import Summary, summarize
+from sluice.load.watch.watcher import Watched, Watcher
+from sluice.load.workload import WARMUP_STREAM, first_requests, planned_requests, prompt_source, requests_for
 
 ProgressView = Callable[[LiveCounts], Coroutine[Any, Any, None]]
 """Shows the progress of a run until it is cancelled."""
@@ -87,7 +87,7 @@ async def open_caller(config: LoadConfig, clock: Clock, api: Api | None = None) 
     target, workload = config.target, config.workload
     check_extras(target.api, workload)
     if target.api in (ApiKind.GRPC_INFER, ApiKind.GRPC_STREAM):
-        from load.grpc_calls import GrpcCaller
+        from sluice.load.grpc_calls import GrpcCaller
 
         if target.model is None:
             raise LoadConfigError(f"{target.api}: name the model with --model")

@@ -1,6 +1,6 @@
 """Splits the body of an answer into its events, wherever the network cut it."""
 
-from load.apis import Framing
+from sluice.load.apis import Framing
 
 
 class EventSplitter:

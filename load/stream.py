@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from load.answers import Answer, AnswerCheck
-from load.apis import Api, Framing, ParsedEvent, Prompt, Turn
-from load.splitters import SPLITTERS, Splitter, WholeBody
+from sluice.load.answers import AnswerCheck, AnswerRecord
+from sluice.load.apis import Api, AskedTurn, Framing, ParsedEvent, Prompt
+from sluice.load.splitters import SPLITTERS, Splitter, WholeBody
 
 DONE = b"[DONE]"
 MAX_ERROR_BYTES = 4096
@@ -62,7 +62,7 @@ class PlannedRequest:
     """Time from the end of the turn before it to its intended send."""
     later: "tuple[PlannedRequest, ...]" = ()
     """The other turns of its session, where it is the first."""
-    history: tuple[Turn, ...] = ()
+    history: tuple[AskedTurn, ...] = ()
     """The turns before it, known once they have been answered."""
 
 
@@ -152,7 +152,7 @@ class StreamReader:
     on_leaving: Callable[[], None] = lambda: None
     checks: Mapping[FailureKind, AnswerCheck] = field(default_factory=dict)
     """The demands that an answer must meet, by the kind of failure where it does not."""
-    answer: Answer = field(default_factory=Answer)
+    answer: AnswerRecord = field(default_factory=AnswerRecord)
     """The answer itself, where the API keeps it."""
     sources_at_s: float | None = None
     times_s: "array[float]" = field(default_factory=lambda: array("d"))

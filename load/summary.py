@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from load.config import Slo
-from load.stream import RequestResult
+from sluice.load.config import Slo
+from sluice.load.stream import RequestResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from functools import partial
 from rich.console import Console
 from rich.table import Table
 
-from load import report
-from load.config import LoadConfigError
-from load.options import parser
-from load.run import Run, RunError, run_blocking
-from load.settings import make_config
-from load.values import at_least
+from sluice.load import report
+from sluice.load.config import LoadConfigError
+from sluice.load.options import parser
+from sluice.load.run import Run, RunError, run_blocking
+from sluice.load.settings import make_config
+from sluice.load.values import at_least
 from sluice.plots import Line, line_plot, render_report
 
 _PAUSE_S = 1.0

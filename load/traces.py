@@ -12,14 +12,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from load.config import LoadConfigError
+from sluice.load.config import LoadConfigError
 
 MOONCAKE_BLOCK = 512
 """Tokens that a hash of Mooncake's traces stands for."""
 
 
 @dataclass(frozen=True, slots=True)
-class TracedRequest:
+class ReplayedRequest:
     """One request of a trace."""
 
     at_s: float | None
@@ -38,10 +38,10 @@ class TraceFormat:
 
     name: str
     content: str
-    read: Callable[[Path], Iterator[TracedRequest]]
+    read: Callable[[Path], Iterator[ReplayedRequest]]
 
 
-def read_trace(path: Path) -> list[TracedRequest]:
+def read_trace(path: Path) -> list[ReplayedRequest]:
     """Read a trace whose format the content tells, from its first request on. Raises `LoadConfigError` with the place
     of what is wrong."""
     try:
@@ -56,10 +56,10 @@ def read_trace(path: Path) -> list[TracedRequest]:
     return sorted((_from(start, each) for each in requests), key=lambda each: each.at_s or 0.0)
 
 
-def _from(start: float, request: TracedRequest) -> TracedRequest:
+def _from(start: float, request: ReplayedRequest) -> ReplayedRequest:
     if request.at_s is None:
         return request
-    return TracedRequest(
+    return ReplayedRequest(
         request.at_s - start, request.prompt_tokens, request.output_tokens, request.pieces, request.text
     )
 
@@ -79,7 +79,7 @@ def _format_of(path: Path) -> TraceFormat:
     raise LoadConfigError(f"--trace {path}: no format that is known. There are {known}")
 
 
-def _read_mooncake(path: Path) -> Iterator[TracedRequest]:
+def _read_mooncake(path: Path) -> Iterator[ReplayedRequest]:
     with path.open() as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -92,7 +92,7 @@ def _read_mooncake(path: Path) -> Iterator[TracedRequest]:
                 raise LoadConfigError(f"{place}: hash_ids is {ids!r:.60}; expected a list of whole numbers")
             at_s = _number(row, "timestamp", place) / 1e3
             pieces = tuple(_pieces(ids, prompt_tokens))
-            yield TracedRequest(at_s, prompt_tokens, _count(row, "output_length", place), pieces)
+            yield ReplayedRequest(at_s, prompt_tokens, _count(row, "output_length", place), pieces)
 
 
 def _pieces(ids: list[int], prompt_tokens: int) -> Iterator[tuple[int, int]]:
@@ -108,18 +108,18 @@ _BURSTGPT = ("Timestamp", "Request tokens", "Response tokens")
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def _read_burstgpt(path: Path) -> Iterator[TracedRequest]:
+def _read_burstgpt(path: Path) -> Iterator[ReplayedRequest]:
     for place, row in _csv_rows(path):
         if row["Response tokens"] in ("0", "0.0"):  # the service failed: there is nothing to generate
             continue
         lengths = _count(row, "Request tokens", place), _count(row, "Response tokens", place)
-        yield TracedRequest(_number(row, "Timestamp", place), *lengths)
+        yield ReplayedRequest(_number(row, "Timestamp", place), *lengths)
 
 
-def _read_azure(path: Path) -> Iterator[TracedRequest]:
+def _read_azure(path: Path) -> Iterator[ReplayedRequest]:
     for place, row in _csv_rows(path):
         lengths = _count(row, "ContextTokens", place), _count(row, "GeneratedTokens", place)
-        yield TracedRequest(_timestamp(row["TIMESTAMP"], place), *lengths)
+        yield ReplayedRequest(_timestamp(row["TIMESTAMP"], place), *lengths)
 
 
 def _timestamp(text: str, place: str) -> float:
@@ -137,7 +137,7 @@ def _digits(fraction: str) -> str:
     return fraction[:number] or "0"
 
 
-def _read_sharegpt(path: Path) -> Iterator[TracedRequest]:
+def _read_sharegpt(path: Path) -> Iterator[ReplayedRequest]:
     rows = _json(path.read_text(), str(path))
     for number, row in enumerate(rows):
         place = f"{path}, conversation {number}"
@@ -147,7 +147,7 @@ def _read_sharegpt(path: Path) -> Iterator[TracedRequest]:
         said = [str(each.get("value", "")) for each in turns[:2]]
         if len(said) == 2 and said[0].strip() and said[1].strip():
             prompt, answer = said
-            yield TracedRequest(None, _words(prompt), _words(answer), text=prompt)
+            yield ReplayedRequest(None, _words(prompt), _words(answer), text=prompt)
 
 
 def _words(text: str) -> int:

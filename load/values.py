@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from load.config import LoadConfigError
+from sluice.load.config import LoadConfigError
 
 T = TypeVar("T")
 

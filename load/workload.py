@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from load.apis import Prompt
-from load.config import ApiKind, Arrival, LoadConfigError, RequestPace, Workload
-from load.images import draw_images
-from load.shares import WHOLE, Share
-from load.stream import PlannedRequest
-from load.traces import TracedRequest, read_trace
+from sluice.load.apis import Prompt
+from sluice.load.config import ApiKind, Arrival, LoadConfigError, RequestPace, Workload
+from sluice.load.images import draw_images
+from sluice.load.shares import WHOLE, Share
+from sluice.load.stream import PlannedRequest
+from sluice.load.traces import ReplayedRequest, read_trace
 
 COMMON_WORDS = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one you
@@ -118,7 +118,7 @@ def _with_images(planned: PlannedRequest, workload: Workload, stream: int) -> Pl
     return replace(planned, images=draw_images(rng, workload.num_images, workload.image_size))
 
 
-def _pieced(workload: Workload, traced: TracedRequest, prompts: PromptSource, rng: np.random.Generator) -> Prompt:
+def _pieced(workload: Workload, traced: ReplayedRequest, prompts: PromptSource, rng: np.random.Generator) -> Prompt:
     """Make a prompt whose pieces are the same in each prompt that has them, followed by words of its own."""
     num_own = traced.prompt_tokens - sum(tokens for _, tokens in traced.pieces)
     made = [

@@ -20,14 +20,14 @@ from typing import ClassVar, Protocol
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.batching.rate_limiter import RateLimiter
-from serving.caching.response_cache import ResponseCache
-from serving.findings import Finding
-from serving.instance import HostPolicy
-from serving.latencies import LatencyOptions
-from serving.loop_turn import LoopTurn
-from serving.model import Model
-from serving.spec import ModelSource
+from sluice.serving.batching.rate_limiter import RateLimiter
+from sluice.serving.caching.response_cache import ResponseCache
+from sluice.serving.findings import Finding
+from sluice.serving.instance import HostPolicy
+from sluice.serving.latencies import LatencyOptions
+from sluice.serving.loop_turn import LoopTurn
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from serving.job import InferJob
 from sluice.errors import invalid_argument
+from sluice.serving.job import InferJob
 
 _NODES = Path("/sys/devices/system/node")
 _Group = ModelInstanceGroup

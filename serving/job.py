@@ -5,9 +5,9 @@ from itertools import pairwise
 from time import perf_counter_ns
 from typing import Protocol
 
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSpec
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSpec
 from sluice.spans import Attributes, Span
 
 ReceiveResponse = Callable[[InferResponse], None]

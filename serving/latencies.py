@@ -10,8 +10,8 @@ from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.job import InferJob
 
 _log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from contextlib import suppress
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import InferJob, ReceiveResponse
-from serving.request import InferRequest, InferResponse
-from serving.request_check import check_request
-from serving.spec import ModelSource, ModelSpec
-from serving.statistics import ModelStatistics
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.job import InferJob, ReceiveResponse
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.request_check import check_request
+from sluice.serving.spec import ModelSource, ModelSpec
+from sluice.serving.statistics import ModelStatistics
 from sluice.spans import current_span
 
 MAX_UNREAD = 16_384

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from enum import IntFlag
 
-from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
+from sluice.serving.tensors.tensor import Tensor
 
 Parameter = bool | int | float | str
 Parameters = dict[str, Parameter]

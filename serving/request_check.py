@@ -8,12 +8,12 @@ from collections.abc import Iterable
 from math import prod
 from struct import unpack_from
 
-from serving.request import InferRequest
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors import byte_strings
-from serving.tensors.datatypes import BYTES, DATA_TYPES
-from serving.tensors.tensor import Tensor, format_shape
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.request import InferRequest
+from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES
+from sluice.serving.tensors.tensor import Tensor, format_shape
 
 _BATCH_NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "

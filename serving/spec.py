@@ -6,9 +6,9 @@ from pathlib import Path, PurePosixPath
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.tensors import datatypes
-from serving.tensors.datatypes import BYTES, DataType
 from sluice.errors import invalid_argument
+from sluice.serving.tensors import datatypes
+from sluice.serving.tensors.datatypes import BYTES, DataType
 
 
 @dataclass(frozen=True, slots=True)

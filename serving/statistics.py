@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter_ns, time
 
-from serving.job import InferJob
-from serving.latencies import LatencyRecorder
-from serving.request import InferResponse
 from sluice.errors import ErrorCode
+from sluice.serving.job import InferJob
+from sluice.serving.latencies import LatencyRecorder
+from sluice.serving.request import InferResponse
 
 _REJECTIONS = (ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED)
 

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSpec, build_spec
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSpec, build_spec
+from sluice.serving.tensors.tensor import Tensor
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.config import EngineConfig
-    from engine.types import SamplingParams
-    from pipelines.llm.offline import LLM
-    from serving.backend import Backend, BackendContext
-    from serving.model import Model
-    from serving.spec import ModelSource
+    from sluice.engine.config import EngineConfig
+    from sluice.engine.types import SamplingParams
     from sluice.errors import ErrorCode, SluiceError
+    from sluice.pipelines.llm.offline import LLM
+    from sluice.serving.backend import Backend, BackendContext
+    from sluice.serving.model import Model
+    from sluice.serving.spec import ModelSource
 
     __version__: str
 
@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Backend": "serving.backend",
-    "BackendContext": "serving.backend",
-    "EngineConfig": "engine.config",
+    "Backend": "sluice.serving.backend",
+    "BackendContext": "sluice.serving.backend",
+    "EngineConfig": "sluice.engine.config",
     "ErrorCode": "sluice.errors",
-    "LLM": "pipelines.llm.offline",
-    "Model": "serving.model",
-    "ModelSource": "serving.spec",
-    "SamplingParams": "engine.types",
+    "LLM": "sluice.pipelines.llm.offline",
+    "Model": "sluice.serving.model",
+    "ModelSource": "sluice.serving.spec",
+    "SamplingParams": "sluice.engine.types",
     "SluiceError": "sluice.errors",
 }
 """The module that defines each public name."""

@@ -7,10 +7,8 @@ BUNDLED_MODEL = "rill"
 
 
 def bundled_folder(name: str) -> Path:
-    """Return a folder: inside the package `gateway` in an installed Sluice, beside the packages in a checkout."""
-    root = Path(__file__).resolve().parent.parent
-    installed = root / "gateway" / name
-    return installed if installed.is_dir() else root / name
+    """Return a folder: inside the package, which has it by a link in a checkout."""
+    return (Path(__file__).parent / name).resolve()
 
 
 def models_folder() -> Path:

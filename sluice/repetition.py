@@ -7,9 +7,9 @@ from hashlib import sha256
 
 
 class Repetition:
-    """What runs of one request have in common: what they draw by chance, in the same order.
+    """Random bytes that are the same in every run of one request, in the order in which they are drawn.
 
-    Whoever does not know the `seed` cannot tell what is drawn.
+    Nobody can predict them without the `seed`.
     """
 
     def __init__(self, seed: str) -> None:
@@ -23,11 +23,11 @@ class Repetition:
 
 
 current_repetition: ContextVar[Repetition | None] = ContextVar("current_repetition", default=None)
-"""That of the request which this task works for; None where it runs once."""
+"""The repetition of the request that this task works for; None where the request runs once."""
 
 
 def random_hex(num_bytes: int) -> str:
-    """Return a text of chance, twice as long as `num_bytes`, which are 32 at most."""
+    """Return `num_bytes` random bytes (at most 32) as hexadecimal digits."""
     repetition = current_repetition.get()
     return secrets.token_hex(num_bytes) if repetition is None else repetition.draw(num_bytes).hex()
 

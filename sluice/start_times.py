@@ -40,4 +40,4 @@ def _process_start() -> float:
 
 
 START_TIMES = StartTimes()
-"""Of this process."""
+"""The start times of this process."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.tokenizer import Tokenizer
 from tests.fork_server import fork_server
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.paths import CERTIFICATES, RILL_TOKENIZER, TESTS

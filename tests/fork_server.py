@@ -23,7 +23,13 @@ from typing import TextIO
 
 from tests.paths import RILL_TOKENIZER, ROOT
 
-_IMPORTED = ("cli.serve", "gateway.lifecycle", "gateway.assembly", "gateway.batches.service", "pipelines.llm.backend")
+_IMPORTED = (
+    "sluice.cli.serve",
+    "sluice.gateway.lifecycle",
+    "sluice.gateway.assembly",
+    "sluice.gateway.batches.service",
+    "sluice.pipelines.llm.backend",
+)
 _IGNORED = ("PYTEST_CURRENT_TEST",)
 """Variables that tests set and no command reads."""
 _MAX_REQUEST_BYTES = 1 << 16
@@ -115,7 +121,7 @@ def main() -> None:
     command = _serve(socket.socket(fileno=os.dup(0)))
     if command is not None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        from cli.__main__ import main as run
+        from sluice.cli.__main__ import main as run
 
         sys.exit(run(command))
 
@@ -124,7 +130,7 @@ def _import_all() -> None:
     gc.disable()
     for name in _IMPORTED:
         import_module(name)
-    from pipelines.text.tokenizer import Tokenizer
+    from sluice.pipelines.text.tokenizer import Tokenizer
 
     Tokenizer.load(RILL_TOKENIZER)
     gc.freeze()
@@ -172,7 +178,7 @@ def _become_new(folder: str, stdout: int, stderr: int) -> None:
         os.dup2(fd, number)
     os.closerange(_FIRST_OTHER_FD, os.sysconf("SC_OPEN_MAX"))
     os.chdir(folder)
-    from gateway.http import request
+    from sluice.gateway.http import request
 
     request._PROCESS_MARK = secrets.token_hex(len(request._PROCESS_MARK) // 2)
 

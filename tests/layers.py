@@ -16,9 +16,11 @@ from pathlib import Path
 
 from tests.paths import ROOT
 
-PACKAGES = ("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load", "tuning")
+PACKAGES = ("sluice", "state", "record", "engine", "serving", "pipelines", "gateway", "cli", "load", "tuning")
 TOWER = (
     "sluice",
+    "state",
+    "record",
     "engine",
     "engine.models",
     "engine.runners",
@@ -103,6 +105,12 @@ def room_of(module: str) -> str:
     return module if any(other.startswith(f"{room}.") for other in FLOORS) else room
 
 
+def folder_name(module: str) -> str:
+    """Return a module's name by its folder at the top of the repository: `engine.loop` for `sluice.engine.loop`."""
+    inner = module.removeprefix("sluice.")
+    return inner if inner.partition(".")[0] in PACKAGES else module
+
+
 def module_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -133,8 +141,8 @@ def names_in(nodes: Iterator[ast.AST]) -> Iterator[str]:
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
-    """Every module that a file names in an import, wherever in it."""
-    return frozenset(names_in(statements(ast.parse(path.read_text(), str(path)))))
+    """Every module that a file names in an import, wherever in it; Sluice's by the names of their folders."""
+    return frozenset(map(folder_name, names_in(statements(ast.parse(path.read_text(), str(path))))))
 
 
 def arrows() -> Iterator[tuple[str, str]]:

@@ -66,7 +66,7 @@ class ServerProcess:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "gateway.workers" in process.cmdline()
+        return "sluice.gateway.workers" in process.cmdline()
     except psutil.Error:  # it has ended
         return False
 
@@ -75,13 +75,13 @@ StartServer = Callable[..., ServerProcess]
 
 
 def serve_command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "cli", "serve", "--grpc-port=0", *arguments]
+    return [sys.executable, "-m", "sluice.cli", "serve", "--grpc-port=0", *arguments]
 
 
 def start_command(
     command: list[str], log: TextIO, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
-    """Start `python -m cli ...`: by a fork where it may have the imports of another."""
+    """Start `python -m sluice.cli ...`: by a fork where it may have the imports of another."""
     if fork_server().suits(environment):
         return fork_server().start(command[3:], log)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)

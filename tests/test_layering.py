@@ -1,5 +1,6 @@
 """Every arrow points down: `tests/layers.py` has the tower, and what an arrow is."""
 
+import ast
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -14,9 +15,11 @@ from tests.layers import (
     arrows,
     imports_of,
     modules,
+    names_in,
     order_of_rooms,
     points_down,
     room_of,
+    statements,
 )
 from tests.paths import ROOT
 
@@ -55,6 +58,17 @@ def test_rooms_are_folders_and_every_package_has_one() -> None:
     assert {room.partition(".")[0] for room in FLOORS} == set(PACKAGES)
     for room in FLOORS:
         assert (ROOT / room.replace(".", "/")).is_dir(), f"the tower has a room {room}, and there is no such folder"
+
+
+@pytest.mark.parametrize("folder", [*PACKAGES, "benchmarks", "deploy", "tests", "training"])
+def test_everything_is_imported_below_sluice(folder: str) -> None:
+    """`import engine` would find the folder from the top of the repository, and nothing where Sluice is installed."""
+    for path in (ROOT / folder).rglob("*.py"):
+        if "data" not in path.relative_to(ROOT).parts:
+            nodes = statements(ast.parse(path.read_text(), str(path)))
+            names = names_in(node for node in nodes if not getattr(node, "level", 0))
+            bare = {name for name in names if name.partition(".")[0] in PACKAGES[1:]}
+            assert not bare, f"{path} imports {bare}: write `sluice.` before the name"
 
 
 @pytest.mark.parametrize("whole", ["", "engine.delegated", "gateway.http"])
@@ -142,7 +156,7 @@ def test_a_heavy_library_is_imported_only_in_its_own_folder(library: str) -> Non
 WITHOUT_THE_OTHERS = """
 import sys
 
-ALLOWED = {"engine", "sluice", "numpy", "msgspec", "zmq", "packaging", *sys.stdlib_module_names}
+ALLOWED = {"sluice", "numpy", "msgspec", "zmq", "packaging", *sys.stdlib_module_names}
 
 class Others:
     def find_spec(self, name, path=None, target=None):
@@ -150,7 +164,7 @@ class Others:
             raise ModuleNotFoundError(name)
 
 sys.meta_path.insert(0, Others())
-import engine.delegated.tensorrt_llm.process
+import sluice.engine.delegated.tensorrt_llm.process
 """
 
 

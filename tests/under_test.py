@@ -4,9 +4,9 @@ import os
 
 import msgspec
 
-from engine.config import EngineConfig, Runtime
-from engine.loop import load
-from engine.runners.base import BlockRunner
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.loop import load
+from sluice.engine.runners.base import BlockRunner
 
 _ON_TORCH = {"SLUICE_RUNTIME": "torch", "SLUICE_DEVICE": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
 """The environment of servers, and of torch itself: its threads must not spin where many processes share the cores."""

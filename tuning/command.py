@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from rich.console import Console
 
-from gateway.options.option import FAILED, USAGE_ERROR
-from load.config import LoadConfigError, Workload
-from tuning.driving import CONCURRENCY, REQUEST_RATE, Drive
-from tuning.errors import TuneError
-from tuning.figures import Goal, Objective
-from tuning.options import LOADS_LIVE, LOADS_SIMULATED, TRIALS_LIVE, TRIALS_SIMULATED, parser
-from tuning.space import Dimension, Value, parse_values
+from sluice.gateway.options.option import FAILED, USAGE_ERROR
+from sluice.load.config import LoadConfigError, Workload
+from sluice.tuning.driving import CONCURRENCY, REQUEST_RATE, Drive
+from sluice.tuning.errors import TuneError
+from sluice.tuning.figures import Goal, Objective
+from sluice.tuning.options import LOADS_LIVE, LOADS_SIMULATED, TRIALS_LIVE, TRIALS_SIMULATED, parser
+from sluice.tuning.space import Dimension, Value, parse_values
 
 if TYPE_CHECKING:
-    from tuning.plan import TunePlan
-    from tuning.run import Tuning
+    from sluice.tuning.plan import TunePlan
+    from sluice.tuning.run import Tuning
 
 INTERRUPTED = 130
 _WIDTH_OF_FILES = 200
@@ -57,8 +57,8 @@ def _fail(message: str, code: int) -> int:
 
 
 def _run(plan: "TunePlan", *, is_quiet: bool) -> "Tuning":
-    from tuning.run import tune
-    from tuning.steps import ConsoleSteps
+    from sluice.tuning.run import tune
+    from sluice.tuning.steps import ConsoleSteps
 
     steps = ConsoleSteps(Console(stderr=True, soft_wrap=True, quiet=is_quiet), plan.goal)
     try:
@@ -70,9 +70,9 @@ def _run(plan: "TunePlan", *, is_quiet: bool) -> "Tuning":
 
 def _finish(tuning: "Tuning", shown: str) -> int:
     """Print the report and write the files. Returns the exit code."""
-    from tuning.page import render_page
-    from tuning.report import print_report, result_document
-    from tuning.trials import write_json
+    from sluice.tuning.page import render_page
+    from sluice.tuning.report import print_report, result_document
+    from sluice.tuning.trials import write_json
 
     console, folder = _console(), tuning.plan.folder
     print_report(tuning, console)
@@ -98,9 +98,9 @@ def _console() -> Console:
 
 def _plan(arguments: argparse.Namespace) -> "TunePlan":
     """Return the plan. Raises TuneError and LoadConfigError."""
-    from tuning.language_model import LanguageModelSubject
-    from tuning.plan import TunePlan
-    from tuning.repository_model import RepositoryModelSubject
+    from sluice.tuning.language_model import LanguageModelSubject
+    from sluice.tuning.plan import TunePlan
+    from sluice.tuning.repository_model import RepositoryModelSubject
 
     repository = None if arguments.model_repository is None else arguments.model_repository.absolute()
     is_live = arguments.live or repository is not None

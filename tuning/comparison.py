@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from load.compare import Comparison, compare_pairs
-from tuning.errors import TuneError
-from tuning.figures import RATES, Figures, Goal, format_figure
-from tuning.search import measured
-from tuning.space import Point, SearchSpace, describe
-from tuning.trials import Stage, Trial, TrialStore
+from sluice.load.compare import Comparison, compare_pairs
+from sluice.tuning.errors import TuneError
+from sluice.tuning.figures import RATES, Figures, Goal, format_figure
+from sluice.tuning.search import measured
+from sluice.tuning.space import Point, SearchSpace, describe
+from sluice.tuning.trials import Stage, Trial, TrialStore
 
 COMPARED = ("tokens_per_s", "requests_per_s", "goodput", "p50_ttft", "p99_ttft", "p99_itl", "p50_e2e", "p99_e2e")
 _SEED_OF_ROUNDS = 1000

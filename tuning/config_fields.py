@@ -8,8 +8,8 @@ from typing import Any
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from sluice.machine import num_gpus
-from tuning.errors import TuneError
-from tuning.space import OFF, Value
+from sluice.tuning.errors import TuneError
+from sluice.tuning.space import OFF, Value
 
 INSTANCES, MAX_BATCH, DELAY, PREFERRED, KIND = FIELDS = (
     "instance_count",

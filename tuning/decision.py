@@ -4,7 +4,7 @@ constraints there too."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuning.comparison import (
+from sluice.tuning.comparison import (
     MeasureSeeded,
     TuningVerdict,
     best_trials,
@@ -13,17 +13,17 @@ from tuning.comparison import (
     nothing_meets,
     run_rounds,
 )
-from tuning.figures import Goal
-from tuning.plan import Steps
-from tuning.space import Point, SearchSpace, describe
-from tuning.trials import Stage, Trial, TrialStore
+from sluice.tuning.figures import Goal
+from sluice.tuning.plan import Steps
+from sluice.tuning.space import Point, SearchSpace, describe
+from sluice.tuning.trials import Stage, Trial, TrialStore
 
 _MOST_CANDIDATES = 3
 """Points that are compared with the default settings at most, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TuningDecision:
     """Decides by `num_rounds` rounds on servers, which `measure` makes."""
 
     goal: Goal

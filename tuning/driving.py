@@ -5,13 +5,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from load.config import ApiKind, LoadConfig, LoadConfigError, LoadTarget, RequestPace, Slo, Workload
-from load.run import Run, RunError, run_load
-from tuning.errors import TrialFailedError, TuneError
-from tuning.figures import Figures, figures_of_run
-from tuning.server import TrialServer, running_server
-from tuning.space import Point, Value
-from tuning.subject import Subject
+from sluice.load.config import ApiKind, LoadConfig, LoadConfigError, LoadTarget, RequestPace, Slo, Workload
+from sluice.load.run import Run, RunError, run_load
+from sluice.tuning.errors import TrialFailedError, TuneError
+from sluice.tuning.figures import Figures, figures_of_run
+from sluice.tuning.server import TrialServer, running_server
+from sluice.tuning.space import Point, Value
+from sluice.tuning.subject import Subject
 
 CONCURRENCY, REQUEST_RATE = "concurrency", "request_rate"
 """The names of the load in a point: requests at a time, or requests a second."""

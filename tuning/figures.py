@@ -7,11 +7,11 @@ from typing import Self
 
 import numpy as np
 
-from engine.simulation.fleet import FleetRun
-from load.config import Slo
-from load.run import Run
-from load.summary import Distribution
-from tuning.errors import TuneError
+from sluice.engine.simulation.fleet import FleetRun
+from sluice.load.config import Slo
+from sluice.load.run import Run
+from sluice.load.summary import Distribution
+from sluice.tuning.errors import TuneError
 
 Figures = dict[str, float]
 """Figures of a trial by name: milliseconds, bytes, or a number a second."""

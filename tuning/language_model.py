@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from engine.config import Runtime
-from engine.runtimes import RUNTIMES
-from gateway.options.config import GROUPS, list_options
-from gateway.options.engine import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
-from gateway.options.option import Option, OptionError
-from gateway.options.tensorrt_llm import TensorRtLlmOptions
-from load.config import ApiKind
-from tuning.errors import TuneError
-from tuning.server import TrialServer
-from tuning.space import Dimension, Point, SearchSpace, Value
-from tuning.subject import ServedCounts, write_script
+from sluice.engine.config import Runtime
+from sluice.engine.runtimes import RUNTIMES
+from sluice.gateway.options.config import GROUPS, list_options
+from sluice.gateway.options.engine import CacheOptions, ModelOptions, SchedulingOptions, SpeculationOptions
+from sluice.gateway.options.option import Option, OptionError
+from sluice.gateway.options.tensorrt_llm import TensorRtLlmOptions
+from sluice.load.config import ApiKind
+from sluice.tuning.errors import TuneError
+from sluice.tuning.server import TrialServer
+from sluice.tuning.space import Dimension, Point, SearchSpace, Value
+from sluice.tuning.subject import ServedCounts, write_script
 
 MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, REPLICAS = "max-num-seqs", "max-num-batched-tokens", "replicas"
 BY_LOAD = "auto"

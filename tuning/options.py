@@ -5,13 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from gateway.options.option import OneLineParser
-from load.config import ApiKind, Slo, TokenRange
-from load.request_options import add_prompts
-from load.values import argument, at_least, positive
-from tuning.errors import TuneError
-from tuning.figures import FigureConstraint, Objective
-from tuning.space import parse_search
+from sluice.gateway.options.option import OneLineParser
+from sluice.load.config import ApiKind, Slo, TokenRange
+from sluice.load.request_options import add_prompts
+from sluice.load.values import argument, at_least, positive
+from sluice.tuning.errors import TuneError
+from sluice.tuning.figures import FigureConstraint, Objective
+from sluice.tuning.space import parse_search
 
 T = TypeVar("T")
 

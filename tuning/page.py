@@ -3,10 +3,10 @@
 import html
 from collections.abc import Iterable, Sequence
 
-from load.run import read_machine_info
+from sluice.load.run import read_machine_info
 from sluice.plots import Line, Points, point_plot, render_report
-from tuning.figures import RATES, Figures, format_figure, is_latency
-from tuning.report import (
+from sluice.tuning.figures import RATES, Figures, format_figure, is_latency
+from sluice.tuning.report import (
     COMPARISON_HEADER,
     GAP_HEADER,
     GAPS_TITLE,
@@ -19,9 +19,9 @@ from tuning.report import (
     title_of,
     verdict_lines,
 )
-from tuning.run import Tuning
-from tuning.space import describe
-from tuning.trials import Stage, Trial
+from sluice.tuning.run import Tuning
+from sluice.tuning.space import describe
+from sluice.tuning.trials import Stage, Trial
 
 _GREY, _BLUE, _RED, _GREEN = "#999999", "#4477aa", "#cc6677", "#228833"
 _PLACES = {

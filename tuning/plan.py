@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tuning.driving import Drive
-from tuning.figures import Goal
-from tuning.subject import Subject
-from tuning.trials import Trial
+from sluice.tuning.driving import Drive
+from sluice.tuning.figures import Goal
+from sluice.tuning.subject import Subject
+from sluice.tuning.trials import Trial
 
 
 class Steps(Protocol):

@@ -7,14 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from load.compare import Comparison
-from load.run import read_machine_info
-from tuning.comparison import best_trials
-from tuning.figures import Figures, format_figure
-from tuning.run import Tuning
-from tuning.scaling import SimulationGap, gap_names, read_scale, simulation_gaps
-from tuning.space import Point, Value, describe
-from tuning.trials import Stage, Trial
+from sluice.load.compare import Comparison
+from sluice.load.run import read_machine_info
+from sluice.tuning.comparison import best_trials
+from sluice.tuning.figures import Figures, format_figure
+from sluice.tuning.run import Tuning
+from sluice.tuning.scaling import SimulationGap, gap_names, read_scale, simulation_gaps
+from sluice.tuning.space import Point, Value, describe
+from sluice.tuning.trials import Stage, Trial
 
 _MOST_ROWS = 8
 _MOST_FIGURES = 7

@@ -9,14 +9,14 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from load.config import ApiKind
-from serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
 from sluice.errors import SluiceError
-from tuning.config_fields import DELAY, FIELDS, KIND, MAX_BATCH, NONE, PREFERRED, TunedModel, check_value
-from tuning.errors import TrialFailedError, TuneError
-from tuning.server import TrialServer
-from tuning.space import OFF, Dimension, Point, SearchSpace, Value
-from tuning.subject import ServedCounts, write_script
+from sluice.load.config import ApiKind
+from sluice.serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
+from sluice.tuning.config_fields import DELAY, FIELDS, KIND, MAX_BATCH, NONE, PREFERRED, TunedModel, check_value
+from sluice.tuning.errors import TrialFailedError, TuneError
+from sluice.tuning.server import TrialServer
+from sluice.tuning.space import OFF, Dimension, Point, SearchSpace, Value
+from sluice.tuning.subject import ServedCounts, write_script
 
 _LANGUAGE_MODELS = ("llm", "tensorrtllm", "vllm")
 _ENSEMBLE = "ensemble"

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from tuning.comparison import TuningVerdict
-from tuning.decision import Decision
-from tuning.driving import LiveMeasurer
-from tuning.errors import TrialFailedError, TuneError
-from tuning.language_model import LanguageModelSubject
-from tuning.plan import Steps, TunePlan
-from tuning.search import SearchSettings, counted_search
-from tuning.server import running_server
-from tuning.simulated_search import SimulatedSearch
-from tuning.simulating import Simulator
-from tuning.space import SearchSpace
-from tuning.trials import Stage, Trial, TrialStore
+from sluice.tuning.comparison import TuningVerdict
+from sluice.tuning.decision import TuningDecision
+from sluice.tuning.driving import LiveMeasurer
+from sluice.tuning.errors import TrialFailedError, TuneError
+from sluice.tuning.language_model import LanguageModelSubject
+from sluice.tuning.plan import Steps, TunePlan
+from sluice.tuning.search import SearchSettings, counted_search
+from sluice.tuning.server import running_server
+from sluice.tuning.simulated_search import SimulatedSearch
+from sluice.tuning.simulating import Simulator
+from sluice.tuning.space import SearchSpace
+from sluice.tuning.trials import Stage, Trial, TrialStore
 
 _LARGE_SPACE = 10_000
 
@@ -72,7 +72,7 @@ class _Run:
             raise TuneError("there is nothing to search: name settings with --search, or several loads")
         self._say_space(space)
         trials = await self._search(space, simulator)
-        decision = Decision(plan.goal, plan.num_rounds, space, self.store, self.live.measure, self.steps)
+        decision = TuningDecision(plan.goal, plan.num_rounds, space, self.store, self.live.measure, self.steps)
         rounds, verdict = await decision.decide(trials)
         return Tuning(plan, space, self.store, rounds, verdict)
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from tuning.errors import TuneError
-from tuning.figures import Goal
-from tuning.space import Value
-from tuning.trials import Stage, Trial, TrialStore, write_json
+from sluice.tuning.errors import TuneError
+from sluice.tuning.figures import Goal
+from sluice.tuning.space import Value
+from sluice.tuning.trials import Stage, Trial, TrialStore, write_json
 
 SCALE_FILE = "scale.json"
 AGREEMENT = 1.1

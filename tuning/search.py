@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from tuning.errors import TrialFailedError
-from tuning.figures import Figures, Goal
-from tuning.plan import Steps
-from tuning.space import Dimension, Point, SearchSpace
-from tuning.trials import Stage, Trial, TrialStore
+from sluice.tuning.errors import TrialFailedError
+from sluice.tuning.figures import Figures, Goal
+from sluice.tuning.plan import Steps
+from sluice.tuning.space import Dimension, Point, SearchSpace
+from sluice.tuning.trials import Stage, Trial, TrialStore
 
 _MOST_REPETITIONS = 100
 """Proposals in a row of points that are known already, after which the search has nothing new."""

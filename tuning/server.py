@@ -13,7 +13,7 @@ import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tuning.errors import TrialFailedError
+from sluice.tuning.errors import TrialFailedError
 
 START_TIMEOUT_S = 1800.0
 """Seconds that a start may take: loads and downloads of models count."""
@@ -84,7 +84,7 @@ class TrialServer:
 async def running_server(arguments: Sequence[str], log: Path) -> AsyncIterator[TrialServer]:
     """Start a server on free ports, yield it once it is ready, and stop it. Raises TrialFailedError where it does not
     start."""
-    command = (sys.executable, "-m", "cli", "serve", *arguments, *_PORTS)
+    command = (sys.executable, "-m", "sluice.cli", "serve", *arguments, *_PORTS)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(

@@ -5,13 +5,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.errors import SluiceError
-from tuning.comparison import best_trials, defaults_among, nearest_trial, nothing_meets
-from tuning.plan import Steps, TunePlan
-from tuning.scaling import TPOT, CostScale, LoadFactor, gap_names, keep_scale, read_scale, scale_of, simulation_gaps
-from tuning.search import Measure, SearchSettings, counted_search, measured
-from tuning.simulating import Simulator
-from tuning.space import Point, SearchSpace, describe
-from tuning.trials import Stage, Trial, TrialStore
+from sluice.tuning.comparison import best_trials, defaults_among, nearest_trial, nothing_meets
+from sluice.tuning.plan import Steps, TunePlan
+from sluice.tuning.scaling import (
+    TPOT,
+    CostScale,
+    LoadFactor,
+    gap_names,
+    keep_scale,
+    read_scale,
+    scale_of,
+    simulation_gaps,
+)
+from sluice.tuning.search import Measure, SearchSettings, counted_search, measured
+from sluice.tuning.simulating import Simulator
+from sluice.tuning.space import Point, SearchSpace, describe
+from sluice.tuning.trials import Stage, Trial, TrialStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,22 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from engine.config import SchedulerPolicy
-from engine.fleet.router import RouterSettings, RoutingPolicy
-from engine.simulation.fleet import FleetConfig, FleetRun, simulate
-from engine.simulation.profile import ReplicaProfile, read_profile
-from engine.simulation.scaling import scale_costs, scaled_profile
-from engine.simulation.traces import TracedRequest
-from load.apis import Prompt
-from load.calibrate import OUTPUT, calibrate
-from load.config import RequestPace
-from load.run import RunError
-from load.workload import PromptSource, arrival_offsets, planned_requests, prompt_source
+from sluice.engine.config import SchedulerPolicy
+from sluice.engine.fleet.router import RouterSettings, RoutingPolicy
+from sluice.engine.simulation.fleet import FleetConfig, FleetRun, simulate
+from sluice.engine.simulation.profile import ReplicaProfile, read_profile
+from sluice.engine.simulation.scaling import scale_costs, scaled_profile
+from sluice.engine.simulation.traces import TracedRequest
 from sluice.errors import SluiceError
-from tuning.driving import CONCURRENCY, Drive
-from tuning.errors import TrialFailedError, TuneError
-from tuning.figures import Figures, figures_of_simulation
-from tuning.language_model import (
+from sluice.load.apis import Prompt
+from sluice.load.calibrate import OUTPUT, calibrate
+from sluice.load.config import RequestPace
+from sluice.load.run import RunError
+from sluice.load.workload import PromptSource, arrival_offsets, planned_requests, prompt_source
+from sluice.tuning.driving import CONCURRENCY, Drive
+from sluice.tuning.errors import TrialFailedError, TuneError
+from sluice.tuning.figures import Figures, figures_of_simulation
+from sluice.tuning.language_model import (
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     REPLICAS,
@@ -33,10 +33,10 @@ from tuning.language_model import (
     LanguageModelSubject,
     read_limits,
 )
-from tuning.scaling import CostScale
-from tuning.server import TrialServer, running_server
-from tuning.space import Point, describe
-from tuning.trials import write_json
+from sluice.tuning.scaling import CostScale
+from sluice.tuning.server import TrialServer, running_server
+from sluice.tuning.space import Point, describe
+from sluice.tuning.trials import write_json
 
 SIMULATED = frozenset({MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS, REPLICAS, "num-blocks", "scheduler-policy", "router"})
 """Settings that the simulator knows. Each combination of others is calibrated, as they change what a step costs."""

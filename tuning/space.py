@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tuning.errors import TuneError
+from sluice.tuning.errors import TuneError
 
 Value = int | float | str
 Point = dict[str, Value]

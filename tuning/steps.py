@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.status import Status
 
-from cli.progress import LINE_EVERY_S, show_progress
-from tuning.figures import Goal, format_figure
-from tuning.trials import Trial
+from sluice.cli.progress import LINE_EVERY_S, show_progress
+from sluice.tuning.figures import Goal, format_figure
+from sluice.tuning.trials import Trial
 
 
 @dataclass(slots=True)

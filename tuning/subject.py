@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from load.config import ApiKind
-from tuning.figures import Figures
-from tuning.server import TrialServer
-from tuning.space import Point, SearchSpace
+from sluice.load.config import ApiKind
+from sluice.tuning.figures import Figures
+from sluice.tuning.server import TrialServer
+from sluice.tuning.space import Point, SearchSpace
 
 
 class ServedCounts(NamedTuple):

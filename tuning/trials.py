@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from tuning.errors import TuneError
-from tuning.figures import Figures
-from tuning.space import Point
+from sluice.tuning.errors import TuneError
+from sluice.tuning.figures import Figures
+from sluice.tuning.space import Point
 
 SETUP_FILE, TRIALS_FOLDER = "setup.json", "trials"
 

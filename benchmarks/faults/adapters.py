@@ -50,7 +50,7 @@ def _sluice_command(launch: Launch) -> list[str | Path]:
     if launch.limits.cache_tokens is not None:
         limits["num-blocks"] = launch.limits.cache_tokens // BLOCK_SIZE
     options = (f"--{name}={value}" for name, value in {**ports, **limits, "served-model-name": MODEL}.items())
-    return [sys.executable, "-m", "cli", "serve", launch.checkpoint, *options]
+    return [sys.executable, "-m", "sluice.cli", "serve", launch.checkpoint, *options]
 
 
 def sluice(version: str) -> Adapter:

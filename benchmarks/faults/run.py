@@ -16,7 +16,7 @@ from benchmarks.faults.findings import Finding, Record, read_records, render, wr
 from benchmarks.faults.server import Adapter, FaultServer, Limits, running
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress
 from benchmarks.models import model_s
-from gateway.checkpoint import find_checkpoint
+from sluice.gateway.checkpoint import find_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

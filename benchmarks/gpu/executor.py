@@ -11,11 +11,11 @@ import numpy as np
 from benchmarks.gpu.models import config_for, random_runner
 from benchmarks.gpu.parts import Notes, Setting
 from benchmarks.gpu.shapes import Ceilings, Shape, large, share_of_limit, small
-from engine.config import EngineConfig
-from engine.frames import Command, StepFrame, Submit
-from engine.loop.executor import InflightExecutor
-from engine.runners.base import Runner
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Command, StepFrame, Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.runners.base import Runner
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 BLOCK_SIZE = 32
 Lengths = tuple[int, int]

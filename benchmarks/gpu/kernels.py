@@ -63,7 +63,7 @@ def _compare(setting: Setting, notes: Notes) -> list[str]:
 
 def _time_decode(setting: Setting, notes: Notes) -> None:
     """Time attention of one layer of an 8B from a graph, over pages of several layers, so that none is in a cache."""
-    from engine.runners.torch.triton import attention
+    from sluice.engine.runners.torch.triton import attention
 
     for batch, context in DECODES:
         num_blocks = batch * context // BLOCK_SIZE
@@ -90,7 +90,7 @@ def _time_all(calls: Sequence[Callable[[], object]], device: str) -> float:
 
 
 def _time_prefill(setting: Setting, notes: Notes) -> None:
-    from engine.runners.torch.triton import attention
+    from sluice.engine.runners.torch.triton import attention
 
     keys, values = _pages(setting, PROMPT // BLOCK_SIZE)
     tables = torch.randperm(PROMPT // BLOCK_SIZE, device=setting.device).int()[None]

@@ -94,11 +94,11 @@ def copy_source(folder: Path) -> list[str]:
     left_out = []
     for name in _source_files():
         source, target = ROOT / name, folder / name
-        if source.stat().st_size > LARGEST_FILE_BYTES:
+        if source.lstat().st_size > LARGEST_FILE_BYTES:
             left_out.append(name)
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)
+        shutil.copy2(source, target, follow_symlinks=False)
     _write_entry_points(folder)
     return left_out
 
@@ -107,7 +107,7 @@ def _source_files() -> Iterator[str]:
     """Yield the files that git tracks, or would."""
     git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return (name for name in listed.split("\0") if name and (ROOT / name).is_file())
+    return (name for name in listed.split("\0") if name and (ROOT / name).exists())
 
 
 def _write_entry_points(folder: Path) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.gpu.parts import Setting, Skipped
 from benchmarks.gpu.shapes import Shape, folder_of
 from benchmarks.step_batches import step_batch
-from engine.config import EngineConfig
-from engine.runners.base import Runner
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import Runner
 
 MOST_REQUESTS = 1024
 
@@ -40,7 +40,7 @@ def random_runner(
 ) -> Iterator[Runner]:
     """Yield a runner of the shape, whose random weights are made on the device."""
     module = _runner_module()
-    from engine.runners.torch.weights import RandomWeights
+    from sluice.engine.runners.torch.weights import RandomWeights
 
     settings = {"graphs": "true" if graphs else "false"}
     config = config_for(setting, folder_of(shape, setting), dtype="bf16", runtime_settings=settings, **limits)
@@ -65,7 +65,7 @@ def _closing(runner: Runner) -> Iterator[Runner]:
 
 def _runner_module() -> ModuleType:
     try:
-        return import_module("engine.runners.torch.runner")
+        return import_module("sluice.engine.runners.torch.runner")
     except ImportError as error:
         raise Skipped(f"the torch runner cannot be imported: {error}") from error
 

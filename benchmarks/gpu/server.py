@@ -12,7 +12,7 @@ from benchmarks.gpu.parts import Notes, Setting
 from benchmarks.gpu.shapes import checkpoint_of, large
 from benchmarks.server import Server, running_server
 from benchmarks.serving import drive, milliseconds
-from load.config import RequestPace, TokenRange, Workload
+from sluice.load.config import RequestPace, TokenRange, Workload
 
 ROUNDS = 2
 """Requests of each client."""

@@ -15,7 +15,7 @@ def measure(setting: Setting, notes: Notes) -> None:
     notes.note("packages", **{name: _version(name) for name in PACKAGES + NARROW})
     import torch
 
-    from cli.gpus import read_driver
+    from sluice.cli.gpus import read_driver
 
     driver = read_driver()
     notes.note("driver", version=driver.version or driver.reason, cuda=torch.version.cuda or "none")

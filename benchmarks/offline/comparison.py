@@ -14,7 +14,7 @@ from benchmarks.offline import engines
 from benchmarks.offline.engines import MODELS, Model
 from benchmarks.offline.protocol import Request
 from benchmarks.offline.worker import Launch, Worker, running_worker
-from gateway.checkpoint import find_checkpoint
+from sluice.gateway.checkpoint import find_checkpoint
 
 Samples = dict[tuple[str, str], list[float]]
 """Samples by figure and engine."""

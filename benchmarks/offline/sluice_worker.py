@@ -7,10 +7,10 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from benchmarks.offline.protocol import Request, WorkerOptions, serve
-from engine.client.process import ProcessEngineClient
-from engine.client.stream import GenerationStream
-from engine.config import EngineConfig
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.config import EngineConfig
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 Result = TypeVar("Result")
 

@@ -27,7 +27,7 @@ from benchmarks.predicted_wait import fleet, retries
 from benchmarks.predicted_wait.engines import RealEngine, VirtualEngine
 from benchmarks.predicted_wait.trial import Outcome
 from benchmarks.predicted_wait.workloads import WORKLOADS, Arrival, Workload
-from gateway.checkpoint import find_checkpoint
+from sluice.gateway.checkpoint import find_checkpoint
 
 NUM_COLD, NUM_REQUESTS = 128, 480
 MIN_WAIT_S = 0.1

@@ -15,11 +15,11 @@ import numpy as np
 
 from benchmarks.predicted_wait.trial import Trial
 from benchmarks.predicted_wait.workloads import MAX_NUM_SEQS, VOCABULARY, Workload
-from engine.arrays import IntArray
-from engine.config import EngineConfig
-from engine.loop.load import load_runner
-from engine.runners.base import RunnerInfo, StepBatch
-from engine.sampling.host_logits import HostLogits
+from sluice.engine.arrays import IntArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.loop.load import load_runner
+from sluice.engine.runners.base import RunnerInfo, StepBatch
+from sluice.engine.sampling.host_logits import HostLogits
 
 BURN = "import sys, time; time.sleep({sleep}); end = time.time() + {burn}\nwhile time.time() < end: pass"
 """A program that computes without a pause, after a sleep."""

@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.predicted_wait.workloads import MAX_NUM_SEQS, WORKLOADS, Arrival, Workload
-from engine.config import EngineConfig
-from engine.fleet.client import FleetClient
-from engine.fleet.local import make_engine
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.local import make_engine
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 NUM_COLD, NUM_REQUESTS = 128, 480
 MIN_WAIT_S = 0.1

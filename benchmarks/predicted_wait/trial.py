@@ -9,15 +9,15 @@ from typing import Protocol
 
 from benchmarks.figures import BenchmarkError
 from benchmarks.predicted_wait.workloads import VOCABULARY, Arrival
-from engine.config import EngineConfig
-from engine.forecast.wait import QueuedSequence, RunningSequence, WaitForecast
-from engine.frames import Cancel, Command, StepFrame, Submit
-from engine.loop.executor import InflightExecutor
-from engine.loop.intake import Intake
-from engine.runners.base import Runner
-from engine.scheduling.admission import Backlog
-from engine.sequence import Sequence as EngineSequence
-from engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.forecast.wait import QueuedSequence, RunningSequence, WaitForecast
+from sluice.engine.frames import Cancel, Command, StepFrame, Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.loop.intake import Intake
+from sluice.engine.runners.base import Runner
+from sluice.engine.scheduling.admission import Backlog
+from sluice.engine.sequence import Sequence as EngineSequence
+from sluice.engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_LATENCY_S = 0.05

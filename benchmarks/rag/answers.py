@@ -19,8 +19,8 @@ import uvloop
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress
 from benchmarks.rag.corpus import COLLECTION, python_corpus
 from benchmarks.server import running_server
-from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.types import DocumentFormat, Upload
+from sluice.pipelines.rag.library import DocumentLibrary
+from sluice.pipelines.rag.types import DocumentFormat, Upload
 
 DATA = Path(__file__).parent / "data"
 OFFICE = "office"

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import BenchmarkError, ReportProgress
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import DocumentLibrary, LibrarySettings
-from pipelines.rag.stores.opening import open_store
-from pipelines.rag.types import DocumentFormat, Upload
-from serving.backend import BackendContext
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
 from sluice.bundled import models_folder
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
+from sluice.pipelines.rag.stores.opening import open_store
+from sluice.pipelines.rag.types import DocumentFormat, Upload
+from sluice.serving.backend import BackendContext
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
 from training.rill.sources import SOURCES, fetch
 
 COLLECTION = "python"

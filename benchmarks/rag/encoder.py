@@ -16,9 +16,9 @@ from benchmarks.rag.corpus import bundled_models
 from benchmarks.rag.pipeline import QUESTIONS
 from benchmarks.triton.servers import V2Server, sluice
 from benchmarks.triton.wrk import LONGEST_S, check_wrk
-from pipelines.rag.encoder import TextEncoder
-from pipelines.stages.tokenizer_model import TextTokenizer
 from sluice.bundled import models_folder
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.stages.tokenizer_model import TextTokenizer
 
 CLIENTS = (1, 16, 64)
 SECONDS = 5.0

@@ -10,7 +10,7 @@ import uvloop
 
 from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.server import running_server
-from gateway.bundled import documentation
+from sluice.gateway.bundled import documentation
 
 COLLECTION = "pages"
 _TARGET_RATE = 300.0

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from benchmarks.figures import Figure, print_figures
-from pipelines.rag.chunker import ChunkOptions, chunk_document
-from pipelines.rag.documents.parse import ParseLimits, parse_document
-from pipelines.rag.types import DocumentFormat
+from sluice.pipelines.rag.chunker import ChunkOptions, chunk_document
+from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
+from sluice.pipelines.rag.types import DocumentFormat
 from tests.pipelines.rag.documents.pdf_writer import Pdf
 
 NUM_SECTIONS = 2000

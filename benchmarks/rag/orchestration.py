@@ -9,14 +9,14 @@ from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from benchmarks.figures import Figure, Target
-from serving.backend import BackendContext
-from serving.backends.ensemble.backend import EnsembleBackend
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, build_spec
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import BackendContext
+from sluice.serving.backends.ensemble.backend import EnsembleBackend
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource, build_spec
+from sluice.serving.tensors.tensor import Tensor
 
 NUM_STEPS = 5
 NUM_PIECES = 1000

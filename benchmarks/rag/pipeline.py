@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.server import running_server
-from load.connection import ConnectionPool, encode_request
+from sluice.load.connection import ConnectionPool, encode_request
 
 NUM_QUESTIONS = 48
 NUM_CLIENTS = (1, 8)

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.figures import Figure, ReportProgress, Target
-from pipelines.rag.filters import Condition, Filter, Operator
-from pipelines.rag.stores.base import Store
-from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import (
+from sluice.pipelines.rag.filters import Condition, Filter, Operator
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.pipelines.rag.types import (
     CandidateQuery,
     CollectionSpec,
     DocumentChunk,

@@ -7,11 +7,11 @@ import numpy as np
 from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.routing.fleets import NUM_REPLICAS, PROFILE, TTFT_P99_S, WARM_UP, figures_of, ours
 from benchmarks.routing.peers import PEERS, running_peer
-from engine.fleet.router import RoutingPolicy
-from engine.simulation.fleet import FleetConfig, FleetRun, simulate
-from engine.simulation.summary import summarize
-from engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
-from engine.simulation.traces import TracedRequest, scaled
+from sluice.engine.fleet.router import RoutingPolicy
+from sluice.engine.simulation.fleet import FleetConfig, FleetRun, simulate
+from sluice.engine.simulation.summary import summarize
+from sluice.engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
+from sluice.engine.simulation.traces import TracedRequest, scaled
 
 OURS = "Sluice"
 NUM_REQUESTS = 1500

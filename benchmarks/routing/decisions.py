@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from benchmarks.figures import Figure, Target
-from engine.fleet.prefix_index import PrefixIndex
-from engine.fleet.router import ReplicaView, RoutedRequest, RouterSettings, choose
+from sluice.engine.fleet.prefix_index import PrefixIndex
+from sluice.engine.fleet.router import ReplicaView, RoutedRequest, RouterSettings, choose
 
 NUM_REPLICAS, NUM_BLOCKS, BLOCK_SIZE = 64, 625, 32
 OTHER_BLOCKS = 2000

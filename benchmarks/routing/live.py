@@ -16,8 +16,8 @@ import msgspec
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.models import build_m
 from benchmarks.server import Server, running_server
-from engine.fleet.router import RoutingPolicy
-from gateway.checkpoint import find_checkpoint
+from sluice.engine.fleet.router import RoutingPolicy
+from sluice.gateway.checkpoint import find_checkpoint
 
 NUM_PREFIXES, PREFIX_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 16, 1000, 24, 16
 NUM_BLOCKS = 340

@@ -16,17 +16,17 @@ import msgspec
 from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.server import Server, running_server
 from benchmarks.serving import drive, milliseconds
-from engine.simulation.fleet import FleetConfig, simulate
-from engine.simulation.profile import ReplicaProfile, read_profile
-from engine.simulation.scaling import fit_slowdown, scale_costs
-from engine.simulation.summary import FleetSummary, summarize
-from engine.simulation.traces import TracedRequest, read_trace
-from gateway.checkpoint import find_checkpoint
-from load import report as load_report
-from load.calibrate import calibrate_blocking
-from load.config import LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
-from load.run import Run
-from load.summary import Summary
+from sluice.engine.simulation.fleet import FleetConfig, simulate
+from sluice.engine.simulation.profile import ReplicaProfile, read_profile
+from sluice.engine.simulation.scaling import fit_slowdown, scale_costs
+from sluice.engine.simulation.summary import FleetSummary, summarize
+from sluice.engine.simulation.traces import TracedRequest, read_trace
+from sluice.gateway.checkpoint import find_checkpoint
+from sluice.load import report as load_report
+from sluice.load.calibrate import calibrate_blocking
+from sluice.load.config import LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
+from sluice.load.run import Run
+from sluice.load.summary import Summary
 
 LONGEST_PROMPT, CROWD = 512, 16
 PROMPT_TOKENS, OUTPUT_TOKENS = TokenRange(50, 300), TokenRange(32, 96)

@@ -22,9 +22,9 @@ import zmq
 
 from benchmarks.figures import BenchmarkError, ReportProgress
 from benchmarks.offline.environments import Environment, interpreter
-from engine.blocks import BlockHash
-from engine.fleet.router import ReplicaView
-from engine.simulation.traces import TracedRequest
+from sluice.engine.blocks import BlockHash
+from sluice.engine.fleet.router import ReplicaView
+from sluice.engine.simulation.traces import TracedRequest
 
 DYNAMO = Environment("dynamo", "ai-dynamo-runtime", "1.6.1")
 SMG = Environment("smg", "smg", "1.13.0")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.scheduling import chunking, fairness, idle_queue, overload
-from gateway.checkpoint import find_checkpoint
+from sluice.gateway.checkpoint import find_checkpoint
 
 
 def measure(num_repeats: int, folder: Path, model: Path | None) -> list[Figure]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from benchmarks.figures import Figure
 from benchmarks.models import model_s
 from benchmarks.scheduling.trace import Replay, TimedRequest, percentile, replay
-from engine.config import EngineConfig
-from engine.loop.load import load_runner
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.loop.load import load_runner
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 NUM_STREAMS, LONG_PROMPT, CONTEXT = 16, 2000, 4096
 PROMPT_TOKENS, MAX_TOKENS = 32, 64

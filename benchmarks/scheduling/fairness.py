@@ -5,10 +5,10 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, Target
 from benchmarks.scheduling.trace import TimedRequest, replay
-from engine.config import EngineConfig
-from engine.loop.load import load_runner
-from engine.runners.base import Runner
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.loop.load import load_runner
+from sluice.engine.runners.base import Runner
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 NUM_REQUESTS, LATE_S = 100, 0.2
 MAX_NUM_SEQS, PROMPT_TOKENS, MAX_TOKENS = 8, 32, 32

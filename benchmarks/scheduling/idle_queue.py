@@ -8,10 +8,10 @@ from itertools import islice
 
 from benchmarks.executor import NullRunner
 from benchmarks.figures import BenchmarkError, Figure, Target
-from engine.config import EngineConfig
-from engine.frames import Command, Submit
-from engine.loop.executor import InflightExecutor
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Command, Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 NUM_RUNNING, NUM_TENANTS = 64, 10
 NUM_WAITING = (10_000, 100_000)

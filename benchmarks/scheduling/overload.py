@@ -13,10 +13,10 @@ import msgspec
 
 from benchmarks.figures import BenchmarkError, Figure, Target
 from benchmarks.scheduling.trace import Replay, TimedRequest, percentile, replay
-from engine.config import EngineConfig, SchedulerPolicy
-from engine.loop.load import load_runner
-from engine.runners.base import Runner
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig, SchedulerPolicy
+from sluice.engine.loop.load import load_runner
+from sluice.engine.runners.base import Runner
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 NUM_REQUESTS = 160
 OVERLOAD = 4.0

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.figures import BenchmarkError
-from engine.config import EngineConfig
-from engine.forecast.wait import QueuedSequence, WaitForecast
-from engine.frames import Command, StepFrame, Submit
-from engine.loop.executor import InflightExecutor
-from engine.runners.base import Runner
-from engine.statistics import EngineStats
-from engine.types import EngineInfo, GenerateRequest
+from sluice.engine.config import EngineConfig
+from sluice.engine.forecast.wait import QueuedSequence, WaitForecast
+from sluice.engine.frames import Command, StepFrame, Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.runners.base import Runner
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import EngineInfo, GenerateRequest
 
 
 class TimedRequest(NamedTuple):

@@ -16,7 +16,7 @@ from benchmarks.streaming.client import Client, Load, chat_request
 from benchmarks.streaming.engine import CORES_VARIABLE
 from benchmarks.streaming.peers import IDLE_S, Peer, sluice, vllm
 from benchmarks.streaming.streams import HEAVY, cores, gateway_alone, joined
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 LIGHT = 3000.0
 """Tokens/s for which both front ends have time."""

@@ -1,4 +1,4 @@
-"""An engine process that emits tokens without computing: a stand-in for `engine.process` that speaks its frames.
+"""An engine process that emits tokens without computing: a stand-in for `sluice.engine.process` that speaks its frames.
 
 Every running request gets one token a step. The seed of the latest request says how many tokens a second all get
 together, and the environment which cores this process may use.
@@ -8,13 +8,13 @@ import os
 import sys
 import time
 
-from engine.config import EngineConfig
-from engine.frames import Cancel, Ready, Shutdown, StepFrame, Submit
-from engine.process.bootstrap import bootstrap
-from engine.process.transport import Transport
-from engine.runtimes import BUNDLED
-from engine.statistics import EngineStats
-from engine.types import EngineInfo, EventDetail, FinishReason, TokenEvent
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Cancel, Ready, Shutdown, StepFrame, Submit
+from sluice.engine.process.bootstrap import bootstrap
+from sluice.engine.process.transport import Transport
+from sluice.engine.runtimes import BUNDLED
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import EngineInfo, EventDetail, FinishReason, TokenEvent
 
 CORES_VARIABLE = "BENCH_ENGINE_CORES"
 TOKEN = 99

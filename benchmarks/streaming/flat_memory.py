@@ -9,7 +9,7 @@ from benchmarks.figures import BenchmarkError, Figure, ReportProgress
 from benchmarks.server import Server, running_server
 from benchmarks.streaming.client import Client, chat_request
 from benchmarks.streaming.streams import cores
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 NUM_REQUESTS = 20_000
 STREAMS, TOKENS = 32, 4

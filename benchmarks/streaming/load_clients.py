@@ -21,10 +21,10 @@ from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.offline.environments import Environment, interpreter
 from benchmarks.server import running_server
 from benchmarks.streaming.steady_server import FIRST_S, MODULE, STEP_S
-from gateway.checkpoint import find_checkpoint, model_name
-from load.config import Arrival, LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
-from load.run import run_blocking
-from load.workload import FittedWords, planned_requests
+from sluice.gateway.checkpoint import find_checkpoint, model_name
+from sluice.load.config import Arrival, LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
+from sluice.load.run import run_blocking
+from sluice.load.workload import FittedWords, planned_requests
 
 AIPERF = Environment("aiperf", "aiperf", "0.13.0")
 LIMIT_S = 300.0

@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from benchmarks.figures import Figure, ReportProgress, Target
-from gateway.http.openai.chat import ChatReply
-from gateway.http.openai.parts import PartsReply
-from gateway.http.openai.reply import OpenAIReply, ReplyOptions
-from pipelines.chat.registry import ChatFormats, find_formats
-from pipelines.text.types import TextEvent
+from sluice.gateway.http.openai.chat import ChatReply
+from sluice.gateway.http.openai.parts import PartsReply
+from sluice.gateway.http.openai.reply import OpenAIReply, ReplyOptions
+from sluice.pipelines.chat.registry import ChatFormats, find_formats
+from sluice.pipelines.text.types import TextEvent
 from tests.pipelines.chat.samples import CANONICAL, TOOLS
 
 CHARS_A_TOKEN = 4

@@ -18,7 +18,7 @@ import psutil
 from benchmarks.figures import BenchmarkError
 from benchmarks.offline.engines import vllm_variables
 from benchmarks.server import Server, cpu_s
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 START_LIMIT_S, STOP_LIMIT_S = 400.0, 30.0
 IDLE_S = 6.0

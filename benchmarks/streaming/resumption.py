@@ -24,7 +24,7 @@ from redis import Redis
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.server import Server, running_server
 from benchmarks.streaming.cutting import Cuts, CutStream
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 PATH = "/v1/completions"
 NUM_STREAMS = 10_000

@@ -2,8 +2,8 @@
 
 import sys
 
-from cli.__main__ import main
-from engine.runtimes import BUNDLED
+from sluice.cli.__main__ import main
+from sluice.engine.runtimes import BUNDLED
 
 if __name__ == "__main__":
     object.__setattr__(BUNDLED, "process", "benchmarks.streaming.engine")

@@ -11,8 +11,8 @@ from benchmarks.offline.environments import VLLM, interpreter
 from benchmarks.server import running_server
 from benchmarks.serving import SERVED, drive, milliseconds
 from benchmarks.streaming.peers import IDLE_S, Peer, sluice, vllm
-from gateway.checkpoint import find_checkpoint
-from load.config import RequestPace
+from sluice.gateway.checkpoint import find_checkpoint
+from sluice.load.config import RequestPace
 
 ROWS = {f"{streams} streams": RequestPace(concurrency=streams, num_requests=2 * streams) for streams in (8, 32)}
 RATIO_TARGET = Target(1.05, is_ceiling=False)

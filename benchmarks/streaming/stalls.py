@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.streaming.client import Client, chat_request, finish
 from benchmarks.streaming.streams import cores, gateway_alone
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 STREAMS, TOKENS, OFFERED = 8, 4000, 4000
 """The others' streams: a token each 2 ms, for eight seconds."""

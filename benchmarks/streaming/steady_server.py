@@ -9,13 +9,13 @@ import sys
 import time
 
 from benchmarks.streaming.engine import TOKEN, info
-from cli.__main__ import main as sluice
-from engine.frames import Cancel, Ready, Shutdown, StepFrame, Submit
-from engine.process.bootstrap import bootstrap
-from engine.process.transport import Transport
-from engine.runtimes import BUNDLED
-from engine.statistics import EngineStats
-from engine.types import EventDetail, FinishReason, TokenEvent
+from sluice.cli.__main__ import main as sluice
+from sluice.engine.frames import Cancel, Ready, Shutdown, StepFrame, Submit
+from sluice.engine.process.bootstrap import bootstrap
+from sluice.engine.process.transport import Transport
+from sluice.engine.runtimes import BUNDLED
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import EventDetail, FinishReason, TokenEvent
 
 FIRST_S, STEP_S = 0.1, 0.02
 MODULE = "benchmarks.streaming.steady_server"

@@ -13,7 +13,7 @@ from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.server import Server, running_server
 from benchmarks.streaming.client import Client, chat_request, completion_request, finish
 from benchmarks.streaming.engine import CORES_VARIABLE
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 LIGHT, FULL, HEAVY = 15_000.0, 30_000.0, 90_000.0
 """Tokens/s that the engine offers: few enough for an event each, twice as many, and more than a gateway can send one by

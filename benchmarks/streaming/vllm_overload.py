@@ -16,7 +16,7 @@ from benchmarks.server import running_server
 from benchmarks.streaming.client import Client, completion_request
 from benchmarks.streaming.peers import IDLE_S, Peer, sluice, vllm
 from benchmarks.streaming.streams import cores
-from gateway.checkpoint import find_checkpoint, model_name
+from sluice.gateway.checkpoint import find_checkpoint, model_name
 
 ROOT = Path(__file__).parents[2]
 BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS, MAX_MODEL_LEN = 32, 128, 64, 512

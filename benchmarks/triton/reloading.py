@@ -12,7 +12,7 @@ import psutil
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.triton.repository import DENSE_WIDTH, write_onnx_models, write_python_models
 from benchmarks.triton.servers import V2Server, sluice
-from gateway.checkpoint import find_checkpoint
+from sluice.gateway.checkpoint import find_checkpoint
 
 ROUNDS = 1000
 LLM_ROUNDS = 100

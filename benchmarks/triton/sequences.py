@@ -14,12 +14,12 @@ import numpy as np
 import uvloop
 
 from benchmarks.figures import Figure, Target
-from serving.backend import BackendContext
-from serving.model import Model, infer_one
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest, SequenceFlag
-from serving.tensors.tensor import Tensor
+from sluice.serving.backend import BackendContext
+from sluice.serving.model import Model, infer_one
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest, SequenceFlag
+from sluice.serving.tensors.tensor import Tensor
 
 NUM_SEQUENCES = 1_000
 NUM_REQUESTS = 100_000

@@ -52,7 +52,15 @@ class V2Server:
 def sluice(repository: Path, log: Path, *flags: str, name: str = "sluice") -> Iterator[V2Server]:
     """Run this checkout's server with `repository` alone."""
     http, grpc, metrics = _free_ports()
-    command = [sys.executable, "-m", "cli", "serve", "--allow-client-shm=1", "--model-repository", str(repository)]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice.cli",
+        "serve",
+        "--allow-client-shm=1",
+        "--model-repository",
+        str(repository),
+    ]
     ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
     with _running(name, [*command, *ports, *flags], None, log, http, grpc) as server:
         yield server

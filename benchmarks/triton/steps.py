@@ -9,12 +9,12 @@ import numpy as np
 import uvloop
 
 from benchmarks.figures import Figure, Target
-from serving.backend import BackendContext
-from serving.model import Model, infer_one
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest
-from serving.tensors.tensor import Tensor
+from sluice.serving.backend import BackendContext
+from sluice.serving.model import Model, infer_one
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Tensor
 
 SIZE_BYTES = 10_000_000
 ROUNDS = 30

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cli.build.options import BuildOptions
-from cli.build.source import SourceCheckpoint
-from cli.build.steps import BuildStep
-from engine.model_folder import ModelFormat
+from sluice.cli.build.options import BuildOptions
+from sluice.cli.build.source import SourceCheckpoint
+from sluice.cli.build.steps import BuildStep
+from sluice.engine.model_folder import ModelFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

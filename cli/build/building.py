@@ -19,11 +19,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from cli.build.configs import RepositoryNames
-from cli.build.manifest import make_manifest, write_manifest
-from cli.build.options import BuildError, BuildOptions
-from cli.build.output import check_output, check_space, publish, staging
-from cli.build.plan import (
+from sluice.cli.build.configs import RepositoryNames
+from sluice.cli.build.manifest import make_manifest, write_manifest
+from sluice.cli.build.options import BuildError, BuildOptions
+from sluice.cli.build.output import check_output, check_space, publish, staging
+from sluice.cli.build.plan import (
     BuildPaths,
     BuildPlan,
     choose_build_runtime,
@@ -32,10 +32,10 @@ from cli.build.plan import (
     plan_fetch,
     work_folder,
 )
-from cli.build.source import BuildSource, find_source, read_checkpoint
-from cli.build.steps import Advance, BuildStep, ConvertStep, CopyStep, ToolStep, shell_comment, shell_quote
-from cli.terminal import format_size
-from engine.config import Runtime
+from sluice.cli.build.source import BuildSource, find_source, read_checkpoint
+from sluice.cli.build.steps import Advance, BuildStep, ConvertStep, CopyStep, ToolStep, shell_comment, shell_quote
+from sluice.cli.terminal import format_size
+from sluice.engine.config import Runtime
 from sluice.machine import num_gpus
 
 _NUM_PUBLISH_STEPS = 1

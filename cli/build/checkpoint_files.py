@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from engine.model_folder import ModelFormat
-from engine.models.weights.files import INDEX, WHOLE, weight_files
-from pipelines.text.transformers_tokenizer import TOKENIZER_FILES
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.models.weights.files import INDEX, WHOLE, weight_files
+from sluice.pipelines.text.transformers_tokenizer import TOKENIZER_FILES
 
 CONFIG = "config.json"
 TOKENIZER_PATTERNS = (

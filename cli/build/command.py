@@ -3,8 +3,8 @@
 import sys
 from dataclasses import replace
 
-from cli.build.options import BuildError, UsageError, parse_options
-from gateway.options.option import FAILED, USAGE_ERROR, OptionError
+from sluice.cli.build.options import BuildError, UsageError, parse_options
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OptionError
 
 _ERROR = "sluice build: error: "
 
@@ -15,9 +15,9 @@ def command(argv: list[str]) -> int:
     # Imported only after the options are checked, to report a bad option at once.
     from rich.console import Console
 
-    from cli.build.building import build, make_script, summary_lines
-    from gateway.options.config import read_config
+    from sluice.cli.build.building import build, make_script, summary_lines
     from sluice.errors import SluiceError
+    from sluice.gateway.options.config import read_config
 
     try:
         options = replace(options, cache_path=options.cache_path or read_config({}).model.cache_path)

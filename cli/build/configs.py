@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from cli.build.options import Layout
-from pipelines.llm.fields import INPUTS, OUTPUTS
-from pipelines.stages.stage import POSTPROCESSING, PREPROCESSING
-from serving.config.completion import DeclaredTensor
-from serving.tensors.datatypes import DATA_TYPES
+from sluice.cli.build.options import Layout
+from sluice.pipelines.llm.fields import INPUTS, OUTPUTS
+from sluice.pipelines.stages.stage import POSTPROCESSING, PREPROCESSING
+from sluice.serving.config.completion import DeclaredTensor
+from sluice.serving.tensors.datatypes import DATA_TYPES
 
 MAX_BATCH_SIZE = 64
 """Rows of one request where the number of sequences is not limited."""

@@ -7,16 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cli.build.checkpoint_files import CONFIG
-from cli.build.options import BuildOptions
-from cli.build.plan import BuildPaths, BuildPlan
-from cli.build.source import BuildSource, SourceCheckpoint
-from cli.build.steps import ToolStep
-from cli.gpus import read_driver
-from engine.model_folder import ModelFormat
-from gateway.checkpoint import is_hub_id
-from pipelines.text.transformers_tokenizer import TOKENIZER_FILES
 from sluice import __version__
+from sluice.cli.build.checkpoint_files import CONFIG
+from sluice.cli.build.options import BuildOptions
+from sluice.cli.build.plan import BuildPaths, BuildPlan
+from sluice.cli.build.source import BuildSource, SourceCheckpoint
+from sluice.cli.build.steps import ToolStep
+from sluice.cli.gpus import read_driver
+from sluice.engine.model_folder import ModelFormat
+from sluice.gateway.checkpoint import is_hub_id
+from sluice.pipelines.text.transformers_tokenizer import TOKENIZER_FILES
 
 MANIFEST = "sluice-build.json"
 FORMAT = 1

@@ -5,13 +5,13 @@ from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
-from cli.build.builder import RuntimeBuilder
-from cli.build.options import BuildOptions, Dtype, UsageError
-from cli.build.source import SourceCheckpoint
-from cli.build.steps import BuildStep, CompressStep, ConvertStep, CopyStep
-from engine.model_folder import ModelFormat
-from engine.models.weights.files import NONE, QUANTIZATIONS, compressed_file
-from engine.runners.openvino.runtime import OPENVINO
+from sluice.cli.build.builder import RuntimeBuilder
+from sluice.cli.build.options import BuildOptions, Dtype, UsageError
+from sluice.cli.build.source import SourceCheckpoint
+from sluice.cli.build.steps import BuildStep, CompressStep, ConvertStep, CopyStep
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.models.weights.files import NONE, QUANTIZATIONS, compressed_file
+from sluice.engine.runners.openvino.runtime import OPENVINO
 from sluice.errors import SluiceError
 
 _DTYPES = {Dtype.AUTO: "", Dtype.BFLOAT16: "bf16", Dtype.FLOAT32: "f32"}
@@ -21,7 +21,7 @@ _DTYPES = {Dtype.AUTO: "", Dtype.BFLOAT16: "bf16", Dtype.FLOAT32: "f32"}
 def _import_source() -> ModuleType:
     """Return the module that knows model folders, which imports OpenVINO. Raises UsageError where that fails."""
     try:
-        from engine.runners.openvino import source
+        from sluice.engine.runners.openvino import source
     except ImportError as error:
         raise UsageError(f"a build for OpenVINO needs it, and it cannot be imported: {error}") from None
     return source

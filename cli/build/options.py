@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from engine.config import Runtime
-from gateway.options.option import OneLineParser, argument_type, choice, enum_member, integer
+from sluice.engine.config import Runtime
+from sluice.gateway.options.option import OneLineParser, argument_type, choice, enum_member, integer
 
 _DESCRIPTION = """\
 Make a Triton model repository from a HuggingFace or NeMo checkpoint.

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cli.build.options import BuildError, UsageError
-from cli.build.steps import BuildStep
-from cli.terminal import format_size
+from sluice.cli.build.options import BuildError, UsageError
+from sluice.cli.build.steps import BuildStep
+from sluice.cli.terminal import format_size
 
 _PREFIX = ".sluice-build-"
 """Begins with a dot, since hidden folders of a repository are not read as models."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from cli.build.builder import RuntimeBuilder
-from cli.build.checkpoint_files import has_tokenizer
-from cli.build.configs import (
+from sluice.cli.build.builder import RuntimeBuilder
+from sluice.cli.build.checkpoint_files import has_tokenizer
+from sluice.cli.build.configs import (
     MAX_BATCH_SIZE,
     TOKENIZER_FOLDER,
     RepositoryNames,
@@ -17,14 +17,14 @@ from cli.build.configs import (
     repository_names,
     stage_config,
 )
-from cli.build.openvino import OPENVINO_BUILDER
-from cli.build.options import BuildOptions, UsageError
-from cli.build.source import BuildSource, HubModel, SourceCheckpoint, nemo_steps
-from cli.build.steps import BuildStep, CopyStep, ToolStep, WriteStep
-from cli.build.tensorrt_llm import TENSORRT_LLM_BUILDER
-from engine.config import EngineConfig, Runtime
-from engine.model_folder import ModelFormat
-from engine.runtimes import BUNDLED, best_runtime
+from sluice.cli.build.openvino import OPENVINO_BUILDER
+from sluice.cli.build.options import BuildOptions, UsageError
+from sluice.cli.build.source import BuildSource, HubModel, SourceCheckpoint, nemo_steps
+from sluice.cli.build.steps import BuildStep, CopyStep, ToolStep, WriteStep
+from sluice.cli.build.tensorrt_llm import TENSORRT_LLM_BUILDER
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.runtimes import BUNDLED, best_runtime
 
 VERSION = "1"
 CONFIG = "config.pbtxt"

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import yaml
 
-from cli.build.checkpoint_files import CONFIG
-from cli.build.options import UsageError
-from cli.build.steps import PYTHON, BuildStep, ToolStep
-from engine.model_folder import ModelFormat, model_format
-from engine.yaml_text import load_yaml
-from gateway.checkpoint import download_from_hub, find_checkpoint, is_hub_id, model_name
-from gateway.options.option import OptionError
+from sluice.cli.build.checkpoint_files import CONFIG
+from sluice.cli.build.options import UsageError
+from sluice.cli.build.steps import PYTHON, BuildStep, ToolStep
+from sluice.engine.model_folder import ModelFormat, model_format
+from sluice.engine.yaml_text import load_yaml
+from sluice.gateway.checkpoint import download_from_hub, find_checkpoint, is_hub_id, model_name
+from sluice.gateway.options.option import OptionError
 
 _NEMO_CONVERTER = "scripts/checkpoint_converters/convert_nemo1_to_nemo2.py"
 _NEMO_IMAGE = 'docker run --rm -it --gpus all --shm-size 16g -v "$PWD:$PWD" -w "$PWD" nvcr.io/nvidia/nemo:25.09 bash'

@@ -12,19 +12,19 @@ from typing import Protocol
 
 from safetensors import TensorSpec, serialize_file
 
-from cli.build.checkpoint_files import (
+from sluice.cli.build.checkpoint_files import (
     TOKENIZER_AND_CONFIG_PATTERNS,
     model_files,
     model_patterns,
     size_of,
     tokenizer_files,
 )
-from cli.build.options import BuildError
-from engine.config import EngineConfig
-from engine.model_folder import ModelFormat
-from engine.models.weights.assembled import stored_tensors
-from engine.models.weights.files import compressed_file, weight_files
-from engine.models.weights.mapped import StoredTensor
+from sluice.cli.build.options import BuildError
+from sluice.engine.config import EngineConfig
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.models.weights.assembled import stored_tensors
+from sluice.engine.models.weights.files import compressed_file, weight_files
+from sluice.engine.models.weights.mapped import StoredTensor
 
 Advance = Callable[[int], None]
 """Receives the number of bytes that were written since the last call, for a progress bar."""
@@ -172,8 +172,10 @@ class ConvertStep:
         return 2 * size_of(model_files(self.source, ModelFormat.HUGGINGFACE))
 
     def run(self, advance: Advance) -> None:
-        from engine.runners.openvino.convert import convert
-        from engine.runners.openvino.source import cache_folder  # imports OpenVINO, which other builds do without
+        from sluice.engine.runners.openvino.convert import convert
+        from sluice.engine.runners.openvino.source import (
+            cache_folder,  # imports OpenVINO, which other builds do without
+        )
 
         config = EngineConfig(model_path=str(self.source), cache_path=self.cache_path)
         folder = convert(self.source, self.quantization, cache_folder(config) / "converted")
@@ -202,8 +204,8 @@ class CompressStep:
         return size_of(weight_files(self.source)) // 2 if self.source.is_dir() else 0
 
     def run(self, advance: Advance) -> None:
-        from engine.runners.openvino.weights.checkpoint import CheckpointWeights
-        from engine.runners.openvino.weights.compression import compress
+        from sluice.engine.runners.openvino.weights.checkpoint import CheckpointWeights
+        from sluice.engine.runners.openvino.weights.compression import compress
 
         self.target.mkdir(parents=True, exist_ok=True)
         tensors = CheckpointWeights.open(self.source).tensors

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from cli.build.builder import RuntimeBuilder
-from cli.build.checkpoint_files import model_files, size_of
-from cli.build.options import BuildOptions, Dtype, UsageError
-from cli.build.source import SourceCheckpoint
-from cli.build.steps import PYTHON, BuildStep, CopyStep, ToolStep
-from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, MINIMUM, is_before
-from engine.model_folder import ModelFormat
+from sluice.cli.build.builder import RuntimeBuilder
+from sluice.cli.build.checkpoint_files import model_files, size_of
+from sluice.cli.build.options import BuildOptions, Dtype, UsageError
+from sluice.cli.build.source import SourceCheckpoint
+from sluice.cli.build.steps import PYTHON, BuildStep, CopyStep, ToolStep
+from sluice.engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, MINIMUM, is_before
+from sluice.engine.model_folder import ModelFormat
 
 NEWEST = "1.2.1"
 """Release that the commands are for where TensorRT-LLM is not installed."""

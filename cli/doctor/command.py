@@ -7,21 +7,29 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cli.doctor.facts import MachineFacts
-from cli.doctor.findings import DoctorFinding, findings_json, print_findings
-from cli.doctor.live import diagnose
-from cli.doctor.machine import read_machine
-from cli.doctor.machine_checks import check_machine
-from cli.doctor.model_checks import ServingOptions, check_model
-from cli.doctor.models import read_model
-from cli.doctor.targets import ModelTarget, find_targets
-from cli.live.server import RunningServer, ServerError
-from engine.config import EngineConfig, Runtime
-from engine.runtimes import RuntimeChoice, choose_runtime
-from gateway.live.findings import Severity
-from gateway.options.config import read_client_options
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer, seconds
+from sluice.cli.doctor.facts import MachineFacts
+from sluice.cli.doctor.findings import DoctorFinding, findings_json, print_findings
+from sluice.cli.doctor.live import diagnose
+from sluice.cli.doctor.machine import read_machine
+from sluice.cli.doctor.machine_checks import check_machine
+from sluice.cli.doctor.model_checks import ServingOptions, check_model
+from sluice.cli.doctor.models import read_model
+from sluice.cli.doctor.targets import ModelTarget, find_targets
+from sluice.cli.live.server import RunningServer, ServerError
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.runtimes import RuntimeChoice, choose_runtime
 from sluice.errors import SluiceError
+from sluice.gateway.live.findings import Severity
+from sluice.gateway.options.config import read_client_options
+from sluice.gateway.options.option import (
+    FAILED,
+    USAGE_ERROR,
+    OneLineParser,
+    OptionError,
+    argument_type,
+    integer,
+    seconds,
+)
 
 _OVERVIEW = """\
 Check this machine, its libraries and the models to be served. The report lists what will not work, what will work

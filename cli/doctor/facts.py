@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli.gpus import ComputeCapability, NvidiaDriver
-from engine.config import Runtime
-from engine.model_folder import ModelFormat
+from sluice.cli.gpus import ComputeCapability, NvidiaDriver
+from sluice.engine.config import Runtime
+from sluice.engine.model_folder import ModelFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ import orjson
 from rich.console import Console
 from rich.markup import escape
 
-from cli.doctor.findings import print_table
-from cli.live.server import RunningServer, ServerError
-from gateway.live.bounds import BoundKind, LiveFinding, Observation, judge
-from gateway.live.findings import Severity
-from gateway.live.scrape import Change, Scrape
-from gateway.options.option import FAILED
+from sluice.cli.doctor.findings import print_table
+from sluice.cli.live.server import RunningServer, ServerError
+from sluice.gateway.live.bounds import BoundKind, LiveFinding, Observation, judge
+from sluice.gateway.live.findings import Severity
+from sluice.gateway.live.scrape import Change, Scrape
+from sluice.gateway.options.option import FAILED
 
 _INSTANCE_MODELS = 20
 """Most models whose configuration is asked for: those with requests that wait."""

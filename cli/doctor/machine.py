@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from cli.doctor.facts import InstalledLibraries, MachineFacts
-from cli.gpus import read_driver
-from engine.config import Runtime
-from engine.runtimes import BUNDLED, RUNTIMES
+from sluice.cli.doctor.facts import InstalledLibraries, MachineFacts
+from sluice.cli.gpus import read_driver
+from sluice.engine.config import Runtime
+from sluice.engine.runtimes import BUNDLED, RUNTIMES
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import available_bytes, num_cores
 
@@ -73,7 +73,7 @@ def read_machine(host: str, ports: Iterable[int], cache_folder: Path, engine_pyt
 def _import_bundled() -> tuple[tuple[str, ...], str]:
     """Return the types in which OpenVINO computes on this CPU, and why it cannot be imported, "" where it can."""
     try:
-        from engine.runners.openvino.runner import cpu_capabilities
+        from sluice.engine.runners.openvino.runner import cpu_capabilities
     except ImportError as error:
         return (), str(error)
     return cpu_capabilities(), ""

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from cli.doctor.facts import InstalledLibraries, MachineFacts
-from cli.doctor.findings import DoctorFinding, fail, note, ok, warn
-from cli.gpus import ComputeCapability, GpuFacts, NvidiaDriver
-from cli.terminal import format_size
-from engine.config import Runtime
-from engine.runtimes import BUNDLED, RUNTIMES
+from sluice.cli.doctor.facts import InstalledLibraries, MachineFacts
+from sluice.cli.doctor.findings import DoctorFinding, fail, note, ok, warn
+from sluice.cli.gpus import ComputeCapability, GpuFacts, NvidiaDriver
+from sluice.cli.terminal import format_size
+from sluice.engine.config import Runtime
+from sluice.engine.runtimes import BUNDLED, RUNTIMES
 
 _GPU_RUNTIMES = tuple(spec for spec in RUNTIMES.values() if spec.min_capability)
 _OLDEST_SUPPORTED = min(

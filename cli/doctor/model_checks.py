@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from packaging.version import InvalidVersion, Version
 
-from cli.doctor.facts import MachineFacts, ModelFacts, ModelSize
-from cli.doctor.findings import DoctorFinding, fail, note, ok, warn
-from cli.doctor.models import cache_width
-from cli.gpus import ComputeCapability, GpuFacts
-from cli.terminal import format_size
-from engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, is_before
-from engine.model_folder import ModelFormat
-from engine.runtime_spec import RuntimeSpec
-from engine.runtimes import RuntimeChoice, runtimes_for
+from sluice.cli.doctor.facts import MachineFacts, ModelFacts, ModelSize
+from sluice.cli.doctor.findings import DoctorFinding, fail, note, ok, warn
+from sluice.cli.doctor.models import cache_width
+from sluice.cli.gpus import ComputeCapability, GpuFacts
+from sluice.cli.terminal import format_size
+from sluice.engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, is_before
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.runtime_spec import RuntimeSpec
+from sluice.engine.runtimes import RuntimeChoice, runtimes_for
 from sluice.errors import SluiceError
 
 NEEDED_CAPABILITY = {

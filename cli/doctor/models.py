@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from cli.doctor.facts import ModelFacts, ModelSize
-from cli.gpus import ComputeCapability
-from engine.model_folder import ModelFormat, model_format
-from engine.models.weights.files import QUANTIZATIONS, compressed_file
-from engine.runtimes import runtimes_for
+from sluice.cli.doctor.facts import ModelFacts, ModelSize
+from sluice.cli.gpus import ComputeCapability
+from sluice.engine.model_folder import ModelFormat, model_format
+from sluice.engine.models.weights.files import QUANTIZATIONS, compressed_file
+from sluice.engine.runtimes import runtimes_for
 from sluice.errors import ErrorCode, SluiceError
 
 MANIFEST = "sluice-build.json"

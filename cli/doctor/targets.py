@@ -6,18 +6,18 @@ from pathlib import Path
 
 import msgspec
 
-from cli.doctor.findings import DoctorFinding, fail, note
-from engine.config import EngineConfig, Runtime
-from engine.model_folder import model_format
-from engine.runtimes import RuntimeChoice
-from gateway.checkpoint import find_cached, is_hub_id, model_name
-from pipelines.llm.backend import LlmBackend
-from pipelines.llm.setup import set_up
-from serving.backends.registry import BackendRegistry
-from serving.repository.candidate import read_candidate
-from serving.repository.folders import ModelFolder, list_versions
-from serving.spec import ModelSource
+from sluice.cli.doctor.findings import DoctorFinding, fail, note
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.model_folder import model_format
+from sluice.engine.runtimes import RuntimeChoice
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.checkpoint import find_cached, is_hub_id, model_name
+from sluice.pipelines.llm.backend import LlmBackend
+from sluice.pipelines.llm.setup import set_up
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.repository.candidate import read_candidate
+from sluice.serving.repository.folders import ModelFolder, list_versions
+from sluice.serving.spec import ModelSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from cli.serve import resolve_draft_model
-from engine.process.curve import make_certificates
-from gateway.checkpoint import find_checkpoint, served_name
-from gateway.listeners import ListenError
-from gateway.options.command_line import add_options
-from gateway.options.config import GROUPS, ParsedFlags, read_config, read_engine_server_options
-from gateway.options.engine_server import EngineServerOptions
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
-from gateway.process_settings import raise_file_limit
-from gateway.telemetry.logs import configure_logging
+from sluice.cli.serve import resolve_draft_model
+from sluice.engine.process.curve import make_certificates
 from sluice.errors import SluiceError
+from sluice.gateway.checkpoint import find_checkpoint, served_name
+from sluice.gateway.listeners import ListenError
+from sluice.gateway.options.command_line import add_options
+from sluice.gateway.options.config import GROUPS, ParsedFlags, read_config, read_engine_server_options
+from sluice.gateway.options.engine_server import EngineServerOptions
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from sluice.gateway.process_settings import raise_file_limit
+from sluice.gateway.telemetry.logs import configure_logging
 from sluice.log_lines import JSON
 
 _EPILOG = """\
@@ -83,7 +83,9 @@ def _run(flags: ParsedFlags) -> int:
         return _fail(f"--log-file cannot be written: {error}", FAILED)
     if options.is_insecure:
         logging.getLogger(__name__).warning("--insecure: whoever reaches the port can use the engine and read along")
-    from cli.engine.server import run_engine  # imported only now: bad options are reported without its heavy imports
+    from sluice.cli.engine.server import (
+        run_engine,  # imported only now: bad options are reported without its heavy imports
+    )
 
     name = served_name(config.model.served_model_name, checkpoint)
     try:

@@ -20,22 +20,22 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from engine.client.process import ProcessEngineClient
-from engine.config import Listening
-from gateway.announcements import print_line
-from gateway.calls import CallLog
-from gateway.http.access import PageGuard, PageMiddleware
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
-from gateway.options.config import ServeConfig
-from gateway.options.engine_server import EngineServerOptions
-from gateway.path_masking import hide_paths
-from gateway.telemetry.engine import NamedEngine, engine_families
-from gateway.telemetry.exposition import choose_writer
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import Listening
 from sluice.errors import SluiceError
+from sluice.gateway.announcements import print_line
+from sluice.gateway.calls import CallLog
+from sluice.gateway.http.access import PageGuard, PageMiddleware
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.engine_server import EngineServerOptions
+from sluice.gateway.path_masking import hide_paths
+from sluice.gateway.telemetry.engine import NamedEngine, engine_families
+from sluice.gateway.telemetry.exposition import choose_writer
 
 if TYPE_CHECKING:
-    from engine.fleet.membership.redis_leases import Registration
+    from sluice.engine.fleet.membership.redis_leases import Registration
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class EngineServer:
         options, endpoint = self._options, self._engine.endpoints[0]
         if options.register is None:
             return
-        from engine.fleet.membership.redis_leases import Lease, Registration  # few engines need Redis' client
+        from sluice.engine.fleet.membership.redis_leases import Lease, Registration  # few engines need Redis' client
 
         address = options.advertised_address(endpoint)
         lease = Lease(

@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from gateway.options.command_line import add_options
-from gateway.options.config import GROUPS, list_options, read_config
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer, seconds
+from sluice.gateway.options.command_line import add_options
+from sluice.gateway.options.config import GROUPS, list_options, read_config
+from sluice.gateway.options.option import (
+    FAILED,
+    USAGE_ERROR,
+    OneLineParser,
+    OptionError,
+    argument_type,
+    integer,
+    seconds,
+)
 
 if TYPE_CHECKING:
-    from cli.fleet.controller import FleetReport
+    from sluice.cli.fleet.controller import FleetReport
 
 AUTO, LOCAL = "auto", "local"
 ENGINE_GROUPS = ("model", "scheduling", "cache", "speculation", "tensorrt_llm", "shutdown", "logging")
@@ -52,7 +60,7 @@ def command(argv: list[str]) -> int:
         return _fail(str(error), USAGE_ERROR)
     if find_spec("ray") is None:
         return _fail("Ray is not installed: pip install 'sluice[ray]'", FAILED)
-    from cli.fleet import session
+    from sluice.cli.fleet import session
 
     try:
         session.connect(arguments.ray, starts=arguments.action == "up")
@@ -68,7 +76,7 @@ def command(argv: list[str]) -> int:
                 session.scale(arguments.name, arguments.replicas)
             case _:
                 session.down(arguments.name, arguments.timeout)
-    except session.FleetError as error:
+    except session.FleetSessionError as error:
         return _fail(str(error), FAILED)
     return 0
 
@@ -78,7 +86,7 @@ def engine_command(arguments: argparse.Namespace) -> tuple[str, ...]:
     is not allowed."""
     flags = {name: value for name, value in vars(arguments).items() if value is not None}
     config = read_config({name: flags[name] for name in _engine_options() if name in flags}, {})
-    words = ["-m", "cli", "engine", *([config.model.path] if config.model.path else [])]
+    words = ["-m", "sluice.cli", "engine", *([config.model.path] if config.model.path else [])]
     for name in (*_engine_options(), *ENGINE_FLAGS):
         value = flags.get(name)
         if not name.startswith("-") or value is None:

@@ -19,12 +19,12 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from cli.fleet.host import EngineHost, EngineState, EngineStatus
-from cli.fleet.membership import read_members, write_members
-from cli.fleet.plan import FleetState, choose_members, plan_fleet
-from cli.fleet.scaling import NO_STATE, ScalePolicy, decide, read_pressure
-from cli.loopback import is_loopback
-from engine.fleet.membership.file import EngineEntry, EnginesFile
+from sluice.cli.fleet.host import EngineHost, EngineStatus, HostedEngineState
+from sluice.cli.fleet.membership import read_members, write_members
+from sluice.cli.fleet.plan import FleetState, choose_members, plan_fleet
+from sluice.cli.fleet.scaling import NO_STATE, ScalePolicy, decide, read_pressure
+from sluice.cli.loopback import is_loopback
+from sluice.engine.fleet.membership.file import EngineEntry, EnginesFile
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class FleetController:
             return status
         except ActorDiedError:
             self._actors.pop(name, None)  # for good: Ray restarts it otherwise
-            return EngineStatus(EngineState.ENDED) if name in self._state.leaving else None
+            return EngineStatus(HostedEngineState.ENDED) if name in self._state.leaving else None
         except (RayError, GetTimeoutError, TimeoutError):
             return None
 

@@ -26,7 +26,7 @@ END_S = 10.0
 """How long an engine that is told to end at once may take."""
 
 
-class EngineState(StrEnum):
+class HostedEngineState(StrEnum):
     """Says what an engine of a fleet does. Only a ready one is a member."""
 
     STARTING = "starting"
@@ -38,7 +38,7 @@ class EngineState(StrEnum):
 class EngineStatus(msgspec.Struct, frozen=True):
     """An engine as its host sees it. `address` is where gateways reach it, "" before its first start."""
 
-    state: EngineState
+    state: HostedEngineState
     address: str = ""
     pid: int = 0
     num_restarts: int = 0
@@ -70,12 +70,12 @@ class EngineHost:
         if self._process is not None and (code := self._process.poll()) is not None:
             self._on_exit(code)
         if self._process is None and self._is_draining:
-            return self._status(EngineState.ENDED)
+            return self._status(HostedEngineState.ENDED)
         if self._process is None and time.monotonic() >= self._next_start:
             self._start()
         if self._is_draining:
-            return self._status(EngineState.DRAINING)
-        return self._status(EngineState.READY if self._is_ready() else EngineState.STARTING)
+            return self._status(HostedEngineState.DRAINING)
+        return self._status(HostedEngineState.READY if self._is_ready() else HostedEngineState.STARTING)
 
     def drain(self) -> None:
         """Have the engine end the requests that it has, and then end. It is not started again. Idempotent."""
@@ -90,7 +90,7 @@ class EngineHost:
             self._process.kill()
             self._process.wait(END_S)
 
-    def _status(self, state: EngineState) -> EngineStatus:
+    def _status(self, state: HostedEngineState) -> EngineStatus:
         pid = 0 if self._process is None else self._process.pid
         return EngineStatus(state, self._address, pid, max(self._num_starts - 1, 0), self._problem)
 
@@ -99,7 +99,7 @@ class EngineHost:
         self._address = f"tcp://{host_and_port(self._host, port)}"
         self._health_url = f"http://127.0.0.1:{health_port}/health/ready"
         where = ("--listen", self._address, "--health-port", str(health_port))
-        leash = (sys.executable, "-m", "cli.fleet.leash", str(os.getpid()))
+        leash = (sys.executable, "-m", "sluice.cli.fleet.leash", str(os.getpid()))
         # Its session is its own, so that a Ctrl-C on the node's terminal does not reach it.
         self._process = subprocess.Popen(
             (*leash, sys.executable, *self._command, *where), stdin=subprocess.DEVNULL, start_new_session=True

@@ -1,5 +1,5 @@
-"""Runs a command that ends with the process that started it, however that ends: `python -m cli.fleet.leash PARENT_PID
-COMMAND ...`. An actor that Ray kills, or that dies with its node's processes, leaves no engine behind."""
+"""Runs a command that ends with the process that started it, however that ends: `python -m sluice.cli.fleet.leash
+PARENT_PID COMMAND ...`. An actor that Ray kills, or that dies with its node's processes, leaves no engine behind."""
 
 import ctypes
 import os

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from engine.fleet.membership.file import EngineEntry, EnginesFile
-from engine.yaml_text import load_yaml
+from sluice.engine.fleet.membership.file import EngineEntry, EnginesFile
+from sluice.engine.yaml_text import load_yaml
 
 
 def write_members(path: Path, content: EnginesFile) -> bool:

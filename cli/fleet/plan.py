@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from cli.fleet.host import EngineState, EngineStatus
-from engine.fleet.membership.file import EngineEntry
+from sluice.cli.fleet.host import EngineStatus, HostedEngineState
+from sluice.engine.fleet.membership.file import EngineEntry
 
 
 class FleetState(msgspec.Struct, frozen=True):
@@ -64,14 +64,14 @@ def choose_members(
         if status is None:
             if name in known:
                 members[name] = known[name]
-        elif status.state is EngineState.READY:
+        elif status.state is HostedEngineState.READY:
             members[name] = EngineEntry(name, status.address)
     return members
 
 
 def _is_ready(status: EngineStatus | None) -> bool:
-    return status is not None and status.state is EngineState.READY
+    return status is not None and status.state is HostedEngineState.READY
 
 
 def _has_ended(status: EngineStatus | None) -> bool:
-    return status is not None and status.state is EngineState.ENDED
+    return status is not None and status.state is HostedEngineState.ENDED

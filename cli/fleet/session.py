@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from cli.fleet.controller import NAMESPACE, FleetReport, FleetSpec, find_controller, start_controller, state_file
+from sluice.cli.fleet.controller import NAMESPACE, FleetReport, FleetSpec, find_controller, start_controller, state_file
 
 ANSWER_S = 60.0
 """How long a controller may take to start and to answer."""
@@ -18,19 +18,19 @@ LOOK_S = 0.5
 LOCAL = "local"
 
 
-class FleetError(Exception):
+class FleetSessionError(Exception):
     """The cluster or the fleet does not do what it was asked to. The text is one line for the operator."""
 
 
 def connect(address: str, *, starts: bool) -> None:
     """Join the cluster at `address`. One called local is started on this machine if it `starts` and there is none.
-    Raises FleetError."""
+    Raises FleetSessionError."""
     if address == LOCAL:
         if starts and not _join("auto"):
             _start_local()
         address = "auto"
     if not ray.is_initialized() and not _join(address):
-        raise FleetError(f"there is no Ray cluster at {address}; `ray start --head` or --ray local starts one")
+        raise FleetSessionError(f"there is no Ray cluster at {address}; `ray start --head` or --ray local starts one")
 
 
 def _join(address: str) -> bool:
@@ -47,40 +47,40 @@ def _start_local() -> None:
     done = subprocess.run((*command, *quiet), capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-        raise FleetError(f"Ray could not be started: {''.join(last)}")
+        raise FleetSessionError(f"Ray could not be started: {''.join(last)}")
 
 
 def up(fields: dict[str, Any]) -> FleetReport:
-    """Start a fleet of these fields of `FleetSpec`, and return while it is being placed. Raises FleetError where it
-    runs already."""
+    """Start a fleet of these fields of `FleetSpec`, and return while it is being placed. Raises FleetSessionError where
+    it runs already."""
     spec = FleetSpec(**fields)
     message = f"a fleet called {spec.name} runs already; `sluice fleet scale` changes its size"
     if _is_running(spec.name):
-        raise FleetError(message)
+        raise FleetSessionError(message)
     # A cluster that went away as a whole has left them.
     state_file(spec).unlink(missing_ok=True)
     Path(spec.members_file).unlink(missing_ok=True)
     try:
         controller = start_controller(spec)
     except ValueError:
-        raise FleetError(message) from None
+        raise FleetSessionError(message) from None
     started: FleetReport = _ask(controller, "report")
     return started
 
 
 def report(name: str) -> FleetReport:
-    """Return what the fleet's controller sees. Raises FleetError."""
+    """Return what the fleet's controller sees. Raises FleetSessionError."""
     found: FleetReport = _ask(_controller(name), "report")
     return found
 
 
 def scale(name: str, replicas: int) -> None:
-    """Have so many engines from now on. Raises FleetError."""
+    """Have so many engines from now on. Raises FleetSessionError."""
     _ask(_controller(name), "scale", replicas)
 
 
 def down(name: str, timeout_s: float) -> None:
-    """Drain the engines for at most `timeout_s`, then end them and the fleet. Raises FleetError."""
+    """Drain the engines for at most `timeout_s`, then end them and the fleet. Raises FleetSessionError."""
     controller = _controller(name)
     _ask(controller, "end")
     deadline = time.monotonic() + timeout_s
@@ -102,12 +102,12 @@ def _controller(name: str) -> Any:
     try:
         return find_controller(name)
     except ValueError:
-        raise FleetError(f"there is no fleet called {name}; `sluice fleet up` starts one") from None
+        raise FleetSessionError(f"there is no fleet called {name}; `sluice fleet up` starts one") from None
 
 
 def _ask(controller: Any, method: str, *arguments: object) -> Any:
     """Return what a method of the controller returns. Each may be called twice: a call that meets a controller which is
-    being restarted is made again. Raises FleetError."""
+    being restarted is made again. Raises FleetSessionError."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         try:
@@ -115,5 +115,5 @@ def _ask(controller: Any, method: str, *arguments: object) -> Any:
         except RayError as error:
             if not isinstance(error, ActorUnavailableError) or time.monotonic() > deadline:
                 first_line = str(error).strip().partition("\n")[0]
-                raise FleetError(f"the fleet's controller does not answer: {first_line}") from None
+                raise FleetSessionError(f"the fleet's controller does not answer: {first_line}") from None
         time.sleep(LOOK_S)

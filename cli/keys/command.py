@@ -15,9 +15,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from cli.terminal import is_confirmed, strip_control
-from gateway.access.identity import QuotaLimits, RouteGroup
-from gateway.access.keys import (
+from sluice.cli.terminal import is_confirmed, strip_control
+from sluice.errors import SluiceError
+from sluice.gateway.access.identity import QuotaLimits, RouteGroup
+from sluice.gateway.access.keys import (
     NewKey,
     StoredKey,
     describe_key,
@@ -28,12 +29,11 @@ from gateway.access.keys import (
     rotate_key,
     update_key,
 )
-from gateway.access.store import KeyStore, open_keys
-from gateway.options.access import AccessOptions
-from gateway.options.batches import BatchOptions
-from gateway.options.config import list_options, read_config
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type
-from sluice.errors import SluiceError
+from sluice.gateway.access.store import KeyStore, open_keys
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.batches import BatchOptions
+from sluice.gateway.options.config import list_options, read_config
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type
 
 _OVERVIEW = """\
 Make, show, rotate and revoke API keys. Servers that share the store follow within a second; none need run.

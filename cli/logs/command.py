@@ -14,11 +14,19 @@ from typing import TextIO
 
 import orjson
 
-from cli.live.server import RunningServer, ServerError
-from cli.logs.lines import LineChoice, LogEntry, entry_of, parse_lines
-from cli.terminal import strip_control
-from gateway.options.config import read_client_options
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer, seconds
+from sluice.cli.live.server import RunningServer, ServerError
+from sluice.cli.logs.lines import LineChoice, LogEntry, entry_of, parse_lines
+from sluice.cli.terminal import strip_control
+from sluice.gateway.options.config import read_client_options
+from sluice.gateway.options.option import (
+    FAILED,
+    USAGE_ERROR,
+    OneLineParser,
+    OptionError,
+    argument_type,
+    integer,
+    seconds,
+)
 
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOOK_S = 0.2

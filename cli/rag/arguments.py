@@ -6,10 +6,10 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from gateway.options.config import list_options
-from gateway.options.option import OneLineParser, argument_type, integer
-from gateway.options.rag import RagClientOptions
-from pipelines.rag.documents.encodings import find_encoding
+from sluice.gateway.options.config import list_options
+from sluice.gateway.options.option import OneLineParser, argument_type, integer
+from sluice.gateway.options.rag import RagClientOptions
+from sluice.pipelines.rag.documents.encodings import find_encoding
 
 DEFAULT_COLLECTION = "docs"
 _Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -116,7 +116,7 @@ Exit codes: 0 when they are gone, 1 where one was not there or the server did no
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Parsed arguments: client options by flag, for `gateway.options`, and the command's own by name."""
+    """Parsed arguments: client options by flag, for `sluice.gateway.options`, and the command's own by name."""
 
     command: str
     server: dict[str, str]

@@ -10,10 +10,10 @@ from urllib.parse import quote
 import httpx
 import orjson
 
-from cli.loopback import is_loopback
-from cli.sse import SseEvent, parse_events
-from gateway.options.rag import RagClientOptions
-from pipelines.rag import owner_keys
+from sluice.cli.loopback import is_loopback
+from sluice.cli.sse import SseEvent, parse_events
+from sluice.gateway.options.rag import RagClientOptions
+from sluice.pipelines.rag import owner_keys
 
 JsonObject = dict[str, Any]
 

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cli.rag.arguments import Arguments
-from cli.rag.client import RagClient, RejectedRequestError
-from cli.terminal import is_confirmed, strip_control
-from gateway.options.option import FAILED, USAGE_ERROR
+from sluice.cli.rag.arguments import Arguments
+from sluice.cli.rag.client import RagClient, RejectedRequestError
+from sluice.cli.terminal import is_confirmed, strip_control
+from sluice.gateway.options.option import FAILED, USAGE_ERROR
 
 _NOT_FOUND = 404
 

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from cli.rag.arguments import Arguments, parse_arguments
-from gateway.options.config import read_client_options
-from gateway.options.option import FAILED, USAGE_ERROR, OptionError
+from sluice.cli.rag.arguments import Arguments, parse_arguments
+from sluice.gateway.options.config import read_client_options
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OptionError
 
 if TYPE_CHECKING:
-    from cli.rag.client import RagClient
+    from sluice.cli.rag.client import RagClient
 
 
 def command(argv: list[str]) -> int:
@@ -23,8 +23,8 @@ def command(argv: list[str]) -> int:
         sys.stderr.write(f"{prefix}{error}\n")
         return USAGE_ERROR
     # Imported late: bad options should be reported fast.
-    from cli.rag.client import RagClient, RagError
-    from cli.rag.local_documents import FilesError
+    from sluice.cli.rag.client import RagClient, RagError
+    from sluice.cli.rag.local_documents import FilesError
 
     async def run() -> int:
         async with RagClient(options) as client:
@@ -44,23 +44,23 @@ def _find_command(name: str) -> Callable[["RagClient", Arguments], Coroutine[Any
     """Return the function that runs a command and returns its exit code. Imports only what that command needs."""
     match name:
         case "ingest":
-            from cli.rag.ingest import ingest
+            from sluice.cli.rag.ingest import ingest
 
             return ingest
         case "query":
-            from cli.rag.query import query
+            from sluice.cli.rag.query import query
 
             return query
         case "search":
-            from cli.rag.query import search
+            from sluice.cli.rag.query import search
 
             return search
         case "list":
-            from cli.rag.collections import list_contents
+            from sluice.cli.rag.collections import list_contents
 
             return list_contents
         case "delete":
-            from cli.rag.collections import delete_contents
+            from sluice.cli.rag.collections import delete_contents
 
             return delete_contents
     raise AssertionError(f"the command line took {name}")

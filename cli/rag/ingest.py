@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from cli.progress import show_progress
-from cli.rag.arguments import Arguments
-from cli.rag.client import (
+from sluice.cli.progress import show_progress
+from sluice.cli.rag.arguments import Arguments
+from sluice.cli.rag.client import (
     BrokenConnectionError,
     JsonObject,
     RagClient,
@@ -20,9 +20,16 @@ from cli.rag.client import (
     RejectedRequestError,
     UnreachableError,
 )
-from cli.rag.local_documents import FileSelection, FoundFile, LocalDocument, UnreadableFile, find_files, split_file
-from cli.terminal import strip_control
-from gateway.options.option import FAILED
+from sluice.cli.rag.local_documents import (
+    FileSelection,
+    FoundFile,
+    LocalDocument,
+    UnreadableFile,
+    find_files,
+    split_file,
+)
+from sluice.cli.terminal import strip_control
+from sluice.gateway.options.option import FAILED
 
 T = TypeVar("T")
 

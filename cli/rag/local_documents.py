@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cli.rag.client import JsonObject, LocalContent, RagClient
-from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.types import Upload, hash_content, hashed_fields
+from sluice.cli.rag.client import JsonObject, LocalContent, RagClient
 from sluice.errors import SluiceError
+from sluice.pipelines.rag.documents.jsonl import JsonLines, is_jsonl
+from sluice.pipelines.rag.types import Upload, hash_content, hashed_fields
 
 _PIECE_BYTES = 256 << 10
 _ENDINGS = (".md", ".markdown", ".html", ".htm", ".xhtml", ".pdf", ".txt", ".rst", ".jsonl", ".ndjson")

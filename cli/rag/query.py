@@ -4,11 +4,11 @@ import json
 import sys
 from collections.abc import Sequence
 
-from cli.rag.arguments import DEFAULT_COLLECTION, Arguments
-from cli.rag.client import JsonObject, RagClient, RagError
-from cli.sse import DONE
-from cli.terminal import format_passages, format_sources, strip_control
-from gateway.bundled import DOCUMENTATION_COLLECTION
+from sluice.cli.rag.arguments import DEFAULT_COLLECTION, Arguments
+from sluice.cli.rag.client import JsonObject, RagClient, RagError
+from sluice.cli.sse import DONE
+from sluice.cli.terminal import format_passages, format_sources, strip_control
+from sluice.gateway.bundled import DOCUMENTATION_COLLECTION
 
 _SEARCH_FIELDS = ("question", "top_k", "mode", "filter")
 _QUERY_FIELDS = (*_SEARCH_FIELDS, "model", "max_tokens", "temperature")

@@ -11,17 +11,17 @@ from typing import Any, TextIO
 
 import orjson
 
-from gateway.options.option import FAILED, USAGE_ERROR, OptionError
-from serving.backend import RuntimeReport
-from serving.backends.python.backend import find_python_based
-from serving.backends.registry import BackendRegistry
-from serving.findings import Finding
-from serving.repository.inspection import ModelReport, Verdict, inspect_repositories
-from serving.repository.managed_model import IndexEntry, ModelState
-from serving.repository.pruning import check_roots
-from serving.repository.roots import open_roots
-from serving.repository.stores.location import local_path, store_location
 from sluice.errors import SluiceError
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OptionError
+from sluice.serving.backend import RuntimeReport
+from sluice.serving.backends.python.backend import find_python_based
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.findings import Finding
+from sluice.serving.repository.inspection import ModelReport, Verdict, inspect_repositories
+from sluice.serving.repository.managed_model import IndexEntry, ModelState
+from sluice.serving.repository.pruning import check_roots
+from sluice.serving.repository.roots import open_roots
+from sluice.serving.repository.stores.location import local_path, store_location
 
 ServeFlag = str | bool | list[str]
 _COLOURS = {Verdict.OK: "32", Verdict.NOTES: "33", Verdict.ERROR: "31"}
@@ -87,10 +87,10 @@ def add_load_results(reports: Sequence[ModelReport], flags: Mapping[str, ServeFl
 
 async def _load(flags: Mapping[str, ServeFlag]) -> list[IndexEntry]:
     # Imported only here: a check without --load reads files and imports no server.
-    from gateway.assembly import SharedResources, make_host_policies, make_rate_limiter, make_repository
-    from gateway.options.config import read_config
-    from gateway.telemetry.metrics import GatewayMetrics
-    from serving.repository.repository import ALL_MODELS
+    from sluice.gateway.assembly import SharedResources, make_host_policies, make_rate_limiter, make_repository
+    from sluice.gateway.options.config import read_config
+    from sluice.gateway.telemetry.metrics import GatewayMetrics
+    from sluice.serving.repository.repository import ALL_MODELS
 
     config = read_config(flags)
     shared = SharedResources(

@@ -2,7 +2,7 @@
 
 import argparse
 
-from gateway.options.option import OneLineParser, argument_type, integer
+from sluice.gateway.options.option import OneLineParser, argument_type, integer
 
 _OVERVIEW = """\
 Maintain a Triton model repository without serving it.
@@ -76,10 +76,10 @@ def command(argv: list[str]) -> int:
     arguments = parse_arguments(argv)
     # Imported only after the options are checked, to report a bad option at once.
     if arguments.command == "check":
-        from cli.repository.check import check
+        from sluice.cli.repository.check import check
 
         return check(arguments)
-    from cli.repository.prune import prune
+    from sluice.cli.repository.prune import prune
 
     return prune(arguments)
 

@@ -5,12 +5,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cli.terminal import format_size, is_confirmed
-from gateway.options.option import FAILED, USAGE_ERROR
-from serving.backends.registry import BackendRegistry
-from serving.repository.pruning import PrunePlan, Removal, check_roots, plan_prune, remove_version
-from serving.repository.stores.location import local_path, store_location
+from sluice.cli.terminal import format_size, is_confirmed
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.option import FAILED, USAGE_ERROR
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.repository.pruning import PrunePlan, Removal, check_roots, plan_prune, remove_version
+from sluice.serving.repository.stores.location import local_path, store_location
 
 
 def prune(arguments: argparse.Namespace) -> int:

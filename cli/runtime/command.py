@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cli.runtime.environment import LOG, OVERRIDES, plan_steps, run_step, write_overrides
-from engine.config import Runtime
-from engine.runtime_spec import RuntimeSpec, own_environment
-from engine.runtimes import BUNDLED, RUNTIMES
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
+from sluice.cli.runtime.environment import LOG, OVERRIDES, plan_steps, run_step, write_overrides
+from sluice.engine.config import Runtime
+from sluice.engine.runtime_spec import RuntimeSpec, own_environment
+from sluice.engine.runtimes import BUNDLED, RUNTIMES
 from sluice.errors import SluiceError
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
 from sluice.machine import num_gpus
 
 _OVERVIEW = """\

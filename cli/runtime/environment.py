@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlparse
 
 import msgspec
 
-from engine.runtime_spec import PROCESS_NEEDS, RuntimeSpec
+from sluice.engine.runtime_spec import PROCESS_NEEDS, RuntimeSpec
 from sluice.errors import ErrorCode, SluiceError
 
 OVERRIDES = "overrides.txt"

@@ -12,17 +12,17 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from cli.simulate.page import render_page
-from cli.simulate.results import print_summary, to_json, write_csv
-from engine.config import SchedulerPolicy
-from engine.fleet.router import RouterSettings, RoutingPolicy
-from engine.simulation.fleet import FleetConfig, FleetRun, simulate
-from engine.simulation.profile import ReplicaProfile, bundled_profile, read_profile
-from engine.simulation.scaling import fit_slowdown, measured_tpot_s, scale_costs
-from engine.simulation.summary import FleetSummary, LatencyTargets, find_replicas, summarize
-from engine.simulation.traces import FORMATS, TracedRequest, read_trace, scaled
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
+from sluice.cli.simulate.page import render_page
+from sluice.cli.simulate.results import print_summary, to_json, write_csv
+from sluice.engine.config import SchedulerPolicy
+from sluice.engine.fleet.router import RouterSettings, RoutingPolicy
+from sluice.engine.simulation.fleet import FleetConfig, FleetRun, simulate
+from sluice.engine.simulation.profile import ReplicaProfile, bundled_profile, read_profile
+from sluice.engine.simulation.scaling import fit_slowdown, measured_tpot_s, scale_costs
+from sluice.engine.simulation.summary import FleetSummary, LatencyTargets, find_replicas, summarize
+from sluice.engine.simulation.traces import FORMATS, TracedRequest, read_trace, scaled
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.simulation.fleet import FleetRun, Floats
-from engine.simulation.summary import FleetSummary
+from sluice.engine.simulation.fleet import FleetRun, Floats
+from sluice.engine.simulation.summary import FleetSummary
 from sluice.plots import Line, bar_plot, line_plot, render_report, table_row
 
 NUM_POINTS = 120

@@ -9,8 +9,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from engine.simulation.fleet import FleetRun
-from engine.simulation.summary import FleetSummary
+from sluice.engine.simulation.fleet import FleetRun
+from sluice.engine.simulation.summary import FleetSummary
 
 COLUMNS = ("number", "at_s", "replica", "prompt_tokens", "cached_tokens", "output_tokens", "wait_s", "ttft_s", "e2e_s")
 

@@ -13,12 +13,12 @@ import orjson
 from rich.console import Console
 from rich.markup import escape
 
-from gateway.options.config import list_options, read_group
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer
-from gateway.options.rag import RagClientOptions
+from sluice.gateway.options.config import list_options, read_group
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer
+from sluice.gateway.options.rag import RagClientOptions
 
 if TYPE_CHECKING:
-    from cli.smoke.deployment import Deployment, SmokeTarget
+    from sluice.cli.smoke.deployment import Deployment, SmokeTarget
 
 _OVERVIEW = """\
 Prove in a minute that a running deployment serves: health, keys, every protocol whole and streamed, cancellation, bad
@@ -85,7 +85,7 @@ def command(argv: list[str]) -> int:
 async def _examine(target: "SmokeTarget", only: str, console: Console) -> list[CheckResult]:
     """Run the checks, or those whose names contain `only` and the one that they all need."""
     # Imported late: bad options should be reported fast.
-    from cli.smoke.deployment import Deployment
+    from sluice.cli.smoke.deployment import Deployment
 
     results = []
     grpc, metrics = ("as it says" if each is None else each or _NONE for each in (target.grpc, target.metrics_url))
@@ -104,7 +104,7 @@ async def _examine(target: "SmokeTarget", only: str, console: Console) -> list[C
 
 
 async def _run(name: str, check: Check, deployment: "Deployment") -> CheckResult:
-    from cli.smoke.deployment import SmokeFailedError, SmokeSkippedError
+    from sluice.cli.smoke.deployment import SmokeFailedError, SmokeSkippedError
 
     began = monotonic()
     try:
@@ -124,7 +124,7 @@ async def _run(name: str, check: Check, deployment: "Deployment") -> CheckResult
 
 def _list_checks() -> list[tuple[str, Check]]:
     """Return all checks with their names, in the order in which they run."""
-    from cli.smoke import grpc_checks, rag_checks, service_checks, text_checks
+    from sluice.cli.smoke import grpc_checks, rag_checks, service_checks, text_checks
 
     metrics = service_checks.MetricsCheck()
     return [
@@ -190,7 +190,7 @@ def _read_target(arguments: argparse.Namespace) -> "SmokeTarget":
     """Read the addresses. Raises OptionError."""
     given = {"--url": arguments.url, "--api-key": arguments.api_key}
     client = read_group(RagClientOptions, {flag: value for flag, value in given.items() if value is not None})
-    from cli.smoke.deployment import SmokeTarget
+    from sluice.cli.smoke.deployment import SmokeTarget
 
     grpc, metrics = arguments.grpc or None, arguments.metrics
     if grpc not in (None, _NONE) and ":" not in grpc:

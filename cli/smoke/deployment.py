@@ -10,12 +10,12 @@ from urllib.parse import quote, urlsplit
 import httpx
 import orjson
 
-from cli.live.server import find_metrics
-from cli.loopback import is_loopback
-from cli.sse import DONE, SseEvent, parse_events
-from cli.terminal import shorten_line
-from gateway.live.scrape import Scrape, parse_scrape
 from sluice.addresses import host_and_port
+from sluice.cli.live.server import find_metrics
+from sluice.cli.loopback import is_loopback
+from sluice.cli.sse import DONE, SseEvent, parse_events
+from sluice.cli.terminal import shorten_line
+from sluice.gateway.live.scrape import Scrape, parse_scrape
 
 JsonObject = dict[str, Any]
 _CONNECT_S = 10.0

@@ -8,9 +8,9 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
-from cli.loopback import DIRECT_GRPC, is_loopback
-from cli.smoke.deployment import Deployment, SmokeFailedError, SmokeSkippedError
-from cli.smoke.text_checks import NUM_TOKENS, PROMPT, compare
+from sluice.cli.loopback import DIRECT_GRPC, is_loopback
+from sluice.cli.smoke.deployment import Deployment, SmokeFailedError, SmokeSkippedError
+from sluice.cli.smoke.text_checks import NUM_TOKENS, PROMPT, compare
 
 _TEXTS = ("Money comes back within five days.", "Cats sleep most of the day.")
 _TOLERANCE = 1e-3

@@ -2,9 +2,9 @@
 
 import secrets
 
-from cli.smoke.deployment import Deployment, SmokeFailedError, SmokeSkippedError
-from cli.smoke.text_checks import compare
-from cli.sse import DONE
+from sluice.cli.smoke.deployment import Deployment, SmokeFailedError, SmokeSkippedError
+from sluice.cli.smoke.text_checks import compare
+from sluice.cli.sse import DONE
 
 _DOCUMENT = b"# Refunds\n\nMoney comes back within five days.\n"
 _QUESTION = "How long does a refund take?"

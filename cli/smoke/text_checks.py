@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from cli.smoke.deployment import Deployment, JsonObject, SmokeFailedError
-from cli.terminal import shorten_line
+from sluice.cli.smoke.deployment import Deployment, JsonObject, SmokeFailedError
+from sluice.cli.terminal import shorten_line
 
 PROMPT = "Hello"
 NUM_TOKENS = 12

@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.console import Console
 
-from cli.live.server import RunningServer, ServerError
-from cli.top.screen import View, draw
-from cli.top.watching import Top
-from gateway.options.config import read_client_options
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, seconds
+from sluice.cli.live.server import RunningServer, ServerError
+from sluice.cli.top.screen import View, draw
+from sluice.cli.top.watching import Top
+from sluice.gateway.options.config import read_client_options
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, seconds
 
 _SHORTEST_S = 0.25
 _OVERVIEW = """\

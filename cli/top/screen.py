@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from cli.terminal import shorten_line
+from sluice.cli.terminal import shorten_line
 
 Row = Mapping[str, Any]
 HELP = "up/down select   c cancel   s sort   p pause   q quit"

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from cli.live.server import RunningServer, ServerError
-from cli.top.screen import ORDERS, View, draw
+from sluice.cli.live.server import RunningServer, ServerError
+from sluice.cli.top.screen import ORDERS, View, draw
 
 RETRY_S = 1.0
 _KEYS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j", "\x03": "q"}

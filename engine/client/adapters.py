@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine.client.answers import AnsweredCommands
-from engine.config import EngineConfig
-from engine.frames import AdapterOutcome, LoadAdapter, UnloadAdapter
-from engine.types import EngineInfo
+from sluice.engine.client.answers import AnsweredCommands
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import AdapterOutcome, LoadAdapter, UnloadAdapter
+from sluice.engine.types import EngineInfo
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.files import files_mark
 

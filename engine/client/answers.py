@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from engine.frames import AdapterOutcome, ChangeCommand, SleepOutcome
+from sluice.engine.frames import AdapterOutcome, ChangeCommand, SleepOutcome
 from sluice.errors import ErrorCode, SluiceError
 
 Outcome = AdapterOutcome | SleepOutcome

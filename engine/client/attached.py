@@ -9,13 +9,23 @@ from time import perf_counter
 
 import zmq
 
-from engine.client.counters import NO_STATS
-from engine.client.link import EngineLink, LinkedEngineClient
-from engine.client.timers import Clock
-from engine.config import EngineConfig
-from engine.frames import Attach, Command, EngineView, LoadFailed, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
-from engine.process.curve import ClientCurve
-from engine.types import BlockSource, EngineInfo
+from sluice.engine.client.counters import NO_STATS
+from sluice.engine.client.link import EngineLink, LinkedEngineClient
+from sluice.engine.client.timers import Clock
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import (
+    Attach,
+    Command,
+    EngineView,
+    LoadFailed,
+    PrefixChanges,
+    ProbeTurn,
+    Ready,
+    Report,
+    StepFrame,
+)
+from sluice.engine.process.curve import ClientCurve
+from sluice.engine.types import BlockSource, EngineInfo
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

@@ -11,14 +11,14 @@ from time import perf_counter
 
 import msgspec
 
-from engine.client.adapters import AdapterControl
-from engine.client.answers import AnsweredCommands
-from engine.client.counters import NO_STATS, add_counters, without_gauges
-from engine.client.keeper import OnPrefixes, StreamKeeper
-from engine.client.sleep import SleepControl
-from engine.client.step_recording import StepRecording
-from engine.client.stream import EventRelay, GenerationStream, PrefillCount
-from engine.client.supervision import (
+from sluice.engine.client.adapters import AdapterControl
+from sluice.engine.client.answers import AnsweredCommands
+from sluice.engine.client.counters import NO_STATS, add_counters, without_gauges
+from sluice.engine.client.keeper import OnPrefixes, StreamKeeper
+from sluice.engine.client.sleep import SleepControl
+from sluice.engine.client.step_recording import StepRecording
+from sluice.engine.client.stream import EventRelay, GenerationStream, PrefillCount
+from sluice.engine.client.supervision import (
     MAX_SHARED_CRASHES,
     HeldStreams,
     OnGone,
@@ -26,10 +26,10 @@ from engine.client.supervision import (
     Standing,
     with_seed,
 )
-from engine.client.timers import Clock, RequestTimers
-from engine.client.viewing import EngineViewer
-from engine.config import EngineConfig
-from engine.frames import (
+from sluice.engine.client.timers import Clock, RequestTimers
+from sluice.engine.client.viewing import EngineViewer
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import (
     AskProbe,
     Cancel,
     Command,
@@ -39,9 +39,9 @@ from engine.frames import (
     StepProfile,
     Submit,
 )
-from engine.scheduling.admission import check_reported_queue, check_waiting
-from engine.types import BlockSource, EngineInfo, GenerateRequest
-from engine.validation import check_request
+from sluice.engine.scheduling.admission import check_reported_queue, check_waiting
+from sluice.engine.types import BlockSource, EngineInfo, GenerateRequest
+from sluice.engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import about
 from sluice.spans import current_span

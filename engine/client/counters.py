@@ -5,8 +5,8 @@ from functools import reduce
 
 import msgspec
 
-from engine.histograms import add_packed
-from engine.statistics import EngineStats, HandoverStats, KvTierStats
+from sluice.engine.histograms import add_packed
+from sluice.engine.statistics import EngineStats, HandoverStats, KvTierStats
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)
 

@@ -1,13 +1,14 @@
-"""Names what the rooms above use of an engine: of one (`EngineClient`), or of several as one (`engine.fleet`)."""
+"""Names what the rooms above use of an engine: of one (`EngineClient`), or of several as one
+(`sluice.engine.fleet`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from engine.client.stream import GenerationStream
-from engine.config import EngineConfig
-from engine.frames import SleepMode
-from engine.statistics import EngineStats
-from engine.types import EngineInfo, GenerateRequest
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import SleepMode
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import EngineInfo, GenerateRequest
 from sluice.errors import SluiceError
 
 
@@ -18,10 +19,10 @@ class SleepSwitch(Protocol):
     def is_sleeping(self) -> bool: ...
 
     async def sleep(self, level: int = 1, mode: SleepMode = "abort") -> None:
-        """Stop generating; see `engine.frames.Sleep`. Raises the engine's error where it cannot."""
+        """Stop generating; see `sluice.engine.frames.Sleep`. Raises the engine's error where it cannot."""
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Go on, or give memory back to the parts that `tags` name; see `engine.frames.WakeUp`."""
+        """Go on, or give memory back to the parts that `tags` name; see `sluice.engine.frames.WakeUp`."""
 
 
 class Engine(Protocol):

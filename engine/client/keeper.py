@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.client.stream import GenerationStream
-from engine.frames import PrefixChanges
-from engine.types import RequestFailed
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.frames import PrefixChanges
+from sluice.engine.types import RequestFailed
 
 OnPrefixes = Callable[[PrefixChanges], None]
 """Hears what enters and leaves the engine's prefix index."""

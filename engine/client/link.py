@@ -10,12 +10,12 @@ import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from engine.client.base import EngineClient
-from engine.client.timers import Clock
-from engine.client.viewing import EngineViewer
-from engine.config import EngineConfig
-from engine.frames import Attach, Command, EngineView, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
-from engine.process.curve import ENGINE_SILENT_MS, ClientCurve, watch_connection
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.timers import Clock
+from sluice.engine.client.viewing import EngineViewer
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Attach, Command, EngineView, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
+from sluice.engine.process.curve import ENGINE_SILENT_MS, ClientCurve, watch_connection
 from sluice.errors import ErrorCode, SluiceError
 
 WATCH_S = 0.1

@@ -13,10 +13,11 @@ from time import perf_counter
 import msgspec
 import zmq
 
-from engine.client.link import EngineLink, LinkedEngineClient
-from engine.client.timers import Clock
-from engine.config import EngineConfig
-from engine.frames import (
+from sluice.backoff import STABLE_S, RestartBudget
+from sluice.engine.client.link import EngineLink, LinkedEngineClient
+from sluice.engine.client.timers import Clock
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import (
     Attach,
     Command,
     Drain,
@@ -29,10 +30,9 @@ from engine.frames import (
     Shutdown,
     StepFrame,
 )
-from engine.process.process_group import kill_session
-from engine.runtimes import RUNTIMES, choose_runtime
-from engine.types import BlockSource, EngineInfo
-from sluice.backoff import STABLE_S, RestartBudget
+from sluice.engine.process.process_group import kill_session
+from sluice.engine.runtimes import RUNTIMES, choose_runtime
+from sluice.engine.types import BlockSource, EngineInfo
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import ProcessLog
 from sluice.run_folder import make_socket_folder
@@ -50,7 +50,7 @@ LAST_REPORT_S = 1.0
 class ProcessEngineClient(LinkedEngineClient):
     """The client of an executor in a process of its own.
 
-    The process is `python -m module`, by default the module of the runtime that `engine.runtimes` chooses.
+    The process is `python -m module`, by default the module of the runtime that `sluice.engine.runtimes` chooses.
 
     An engine that crashes, or sends nothing for `heartbeat_timeout_s`, is killed and replaced, and its requests
     continue in the next one. It is given up after several in a row that served no request; `failure` then has the

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from engine.client.answers import AnsweredCommands
-from engine.frames import Sleep, SleepMode, SleepOutcome, WakeUp
+from sluice.engine.client.answers import AnsweredCommands
+from sluice.engine.frames import Sleep, SleepMode, SleepOutcome, WakeUp
 
 
 class SleepControl:

@@ -2,7 +2,7 @@
 
 from time import perf_counter_ns
 
-from engine.types import GenerateRequest, SequenceTiming
+from sluice.engine.types import GenerateRequest, SequenceTiming
 from sluice.spans import Span
 
 _NS_PER_S = 1_000_000_000

@@ -5,7 +5,7 @@ from time import perf_counter
 
 import msgspec
 
-from engine.frames import ProfiledStep, StepProfile
+from sluice.engine.frames import ProfiledStep, StepProfile
 
 
 class StepRecording:

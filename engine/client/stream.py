@@ -5,10 +5,10 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Self
 
-from engine.client.spans import GenerationSpans
-from engine.client.supervision import Standing, build_resumed_request
-from engine.client.timers import Clock
-from engine.types import (
+from sluice.engine.client.spans import GenerationSpans
+from sluice.engine.client.supervision import Standing, build_resumed_request
+from sluice.engine.client.timers import Clock
+from sluice.engine.types import (
     BlockSource,
     EventDetail,
     FinishReason,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.types import EngineInfo, GenerateRequest
+from sluice.engine.types import EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_SHARED_CRASHES = 5

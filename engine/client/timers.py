@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from engine.types import GenerateRequest
+from sluice.engine.types import GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 GRACE_S = 0.25

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from engine.frames import AskView, BlockMap, EngineView, StepRecord, TenantTokens
-from engine.recent import Recent
+from sluice.engine.frames import AskView, BlockMap, EngineView, StepRecord, TenantTokens
+from sluice.engine.recent import Recent
 
 MAX_KEPT = 1024
 """Most steps, and most waits, that are kept for watchers to fetch."""

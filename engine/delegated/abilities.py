@@ -7,14 +7,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.delegated.interface import AdapterRuntime, DelegatedRuntime
-from engine.delegated.sequence import Rendered
-from engine.frames import AdapterOutcome, LoadAdapter, Submit, UnloadAdapter
-from engine.scheduling.admission import check_reported_queue
-from engine.statistics import EngineStats
-from engine.types import EngineInfo, GenerateRequest
-from engine.validation import check_request, num_tokens_after
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.interface import AdapterRuntime, DelegatedRuntime
+from sluice.engine.delegated.sequence import Rendered
+from sluice.engine.frames import AdapterOutcome, LoadAdapter, Submit, UnloadAdapter
+from sluice.engine.scheduling.admission import check_reported_queue
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import EngineInfo, GenerateRequest
+from sluice.engine.validation import check_request, num_tokens_after
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import about
 

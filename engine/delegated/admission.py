@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Generic
 
-from engine.delegated.sharing import BlockSharing, H, SharedBlocks
-from engine.scheduling.policies import Policy
+from sluice.engine.delegated.sharing import BlockSharing, H, SharedBlocks
+from sluice.engine.scheduling.policies import Policy
 
 LOOK_AHEAD_SHARE = 1 / 16
 """Requests in the runtime beyond those that can run, as a share of `max_num_seqs`. They take the places of those that

@@ -14,10 +14,10 @@ from operator import eq
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.blocks import BlockHash, chain_root, next_hash
+from sluice.engine.blocks import BlockHash, chain_root, next_hash
 
 if TYPE_CHECKING:
-    from engine.process.kv_events import KvEventPublisher
+    from sluice.engine.process.kv_events import KvEventPublisher
 
 GRACE_S = 30.0
 """How long after its end a request may still be the one that stored a block. Events come within a second."""
@@ -80,7 +80,8 @@ class _Handed(NamedTuple):
 
 
 class CachedPrefixes:
-    """Implements `engine.process.prefix_feed.PrefixIndex` over a runtime's events. Used on the event loop alone."""
+    """Implements `sluice.engine.process.prefix_feed.PrefixIndex` over a runtime's events. Used on the event loop
+    alone."""
 
     def __init__(self, block_size: int, clock: Callable[[], float] = perf_counter) -> None:
         self._block_size = block_size

@@ -4,9 +4,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from engine.delegated.abilities import change_adapters
-from engine.delegated.interface import DelegatedRuntime, SleepingRuntime
-from engine.frames import AdapterOutcome, ChangeCommand, Sleep, SleepOutcome, WakeUp
+from sluice.engine.delegated.abilities import change_adapters
+from sluice.engine.delegated.interface import DelegatedRuntime, SleepingRuntime
+from sluice.engine.frames import AdapterOutcome, ChangeCommand, Sleep, SleepOutcome, WakeUp
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

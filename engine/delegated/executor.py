@@ -9,17 +9,17 @@ from time import perf_counter
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.delegated.abilities import Renderings
-from engine.delegated.admission import RuntimeCapacity, RuntimeGate
-from engine.delegated.changes import RuntimeChanges
-from engine.delegated.in_flight import InFlightTable
-from engine.delegated.interface import DelegatedRuntime, EngineLost, HandoverRuntime, Iteration, ResponseDelta
-from engine.delegated.sequence import DelegatedSequence, Rendered, make_sequence
-from engine.delegated.sharing import BlockSharing
-from engine.delegated.statistics import StatisticsRecorder
-from engine.delegated.watchdog import Watchdog, stall_timeout_s
-from engine.frames import (
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.abilities import Renderings
+from sluice.engine.delegated.admission import RuntimeCapacity, RuntimeGate
+from sluice.engine.delegated.changes import RuntimeChanges
+from sluice.engine.delegated.in_flight import InFlightTable
+from sluice.engine.delegated.interface import DelegatedRuntime, EngineLost, HandoverRuntime, Iteration, ResponseDelta
+from sluice.engine.delegated.sequence import DelegatedSequence, Rendered, make_sequence
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.statistics import StatisticsRecorder
+from sluice.engine.delegated.watchdog import Watchdog, stall_timeout_s
+from sluice.engine.frames import (
     AskView,
     Cancel,
     Command,
@@ -34,11 +34,11 @@ from engine.frames import (
     WakeUp,
     request_failed,
 )
-from engine.scheduling.admission import AdmissionController, Backlog, deadline_error
-from engine.scheduling.policies import find_policy
-from engine.scheduling.queue import DeadlineHeap
-from engine.statistics import EngineStats, IterationStats
-from engine.types import (
+from sluice.engine.scheduling.admission import AdmissionController, Backlog, deadline_error
+from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.scheduling.queue import DeadlineHeap
+from sluice.engine.statistics import EngineStats, IterationStats
+from sluice.engine.types import (
     EngineInfo,
     EventDetail,
     FinishReason,

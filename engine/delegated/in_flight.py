@@ -5,9 +5,15 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
-from engine.delegated.interface import DelegatedRuntime, RequestHandle, ResponseDelta, RuntimeFailure, internal_error
-from engine.delegated.sequence import DelegatedSequence
-from engine.types import FinishReason
+from sluice.engine.delegated.interface import (
+    DelegatedRuntime,
+    RequestHandle,
+    ResponseDelta,
+    RuntimeFailure,
+    internal_error,
+)
+from sluice.engine.delegated.sequence import DelegatedSequence
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import about
 

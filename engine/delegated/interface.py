@@ -5,7 +5,7 @@ rest. Adding one takes a folder beside `tensorrt_llm/` with three files:
 
 - `runtime.py`: its `RuntimeSpec`, light to import, registered in `engine/runtimes.py`;
 - a class that implements `DelegatedRuntime`, and one that implements `RequestHandle`;
-- `process.py`: `main`, which gives `engine.delegated.process.run` the function that loads the runtime.
+- `process.py`: `main`, which gives `sluice.engine.delegated.process.run` the function that loads the runtime.
 
 All methods are called on the event loop of the engine's process, except `shutdown`.
 """
@@ -14,12 +14,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from engine.blocks import HashChain
-from engine.delegated.cached_prefixes import CachedPrefixes
-from engine.delegated.sharing import BlockSharing
-from engine.frames import SleepMode
-from engine.statistics import HandoverStats, IterationStats
-from engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest
+from sluice.engine.blocks import HashChain
+from sluice.engine.delegated.cached_prefixes import CachedPrefixes
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.frames import SleepMode
+from sluice.engine.statistics import HandoverStats, IterationStats
+from sluice.engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -111,9 +111,9 @@ class DelegatedRuntime(Protocol):
         ...
 
     async def start(self) -> tuple[EngineInfo, IterationStats | None]:
-        """Generate a token (`engine.delegated.watchdog.warm_up`), and return what the engine is. `load_seconds` is left
-        to the caller. `EngineInfo.num_blocks` are those that requests can use. The statistics are those of the first
-        iteration, None where there are none. Raises SluiceError where no token comes."""
+        """Generate a token (`sluice.engine.delegated.watchdog.warm_up`), and return what the engine is. `load_seconds`
+        is left to the caller. `EngineInfo.num_blocks` are those that requests can use. The statistics are those of the
+        first iteration, None where there are none. Raises SluiceError where no token comes."""
         ...
 
     def prepare(self, request: GenerateRequest) -> Any:

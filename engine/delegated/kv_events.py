@@ -10,7 +10,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from engine.delegated.cached_prefixes import CachedPrefixes, Told
+from sluice.engine.delegated.cached_prefixes import CachedPrefixes, Told
 
 log = logging.getLogger(__name__)
 

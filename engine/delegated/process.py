@@ -10,13 +10,13 @@ from importlib import import_module
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.delegated.executor import DelegatedExecutor
-from engine.delegated.interface import DelegatedRuntime, EngineLost
-from engine.frames import LoadFailed, Ready, StepFrame
-from engine.process.bootstrap import bootstrap, freeze_heap
-from engine.process.kv_events import KvEventPublisher
-from engine.process.transport import Transport
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.executor import DelegatedExecutor
+from sluice.engine.delegated.interface import DelegatedRuntime, EngineLost
+from sluice.engine.frames import LoadFailed, Ready, StepFrame
+from sluice.engine.process.bootstrap import bootstrap, freeze_heap
+from sluice.engine.process.kv_events import KvEventPublisher
+from sluice.engine.process.transport import Transport
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import relay_own_logs
 
@@ -33,7 +33,8 @@ may start loops and processes of its own. What needs the loop belongs in `Delega
 
 
 def run(argv: list[str], load: Load) -> int:
-    """Serve with the arguments of `engine.process` until told to stop or the runtime is lost; return the exit code."""
+    """Serve with the arguments of `sluice.engine.process` until told to stop or the runtime is lost; return the exit
+    code."""
     with bootstrap(argv) as (config, transport):
         started = time.perf_counter()
         try:

@@ -7,13 +7,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.blocks import BlockHash, blocks_for
-from engine.delegated.cached_prefixes import Owner
-from engine.delegated.interface import AdapterRuntime, DelegatedRuntime, HandoverRuntime, RequestHandle, ResponseDelta
-from engine.delegated.sharing import BlockSharing
-from engine.frames import Submit
-from engine.types import EngineInfo, EventDetail, GenerateRequest
-from engine.validation import check_adapter, check_lengths, check_request
+from sluice.engine.blocks import BlockHash, blocks_for
+from sluice.engine.delegated.cached_prefixes import Owner
+from sluice.engine.delegated.interface import (
+    AdapterRuntime,
+    DelegatedRuntime,
+    HandoverRuntime,
+    RequestHandle,
+    ResponseDelta,
+)
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.frames import Submit
+from sluice.engine.types import EngineInfo, EventDetail, GenerateRequest
+from sluice.engine.validation import check_adapter, check_lengths, check_request
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 

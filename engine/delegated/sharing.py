@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
-from engine.blocks import BlockHash
-from engine.scheduling.policies import BlockHolder
+from sluice.engine.blocks import BlockHash
+from sluice.engine.scheduling.policies import BlockHolder
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,13 @@ statistics where there are any, else from the tokens of its responses."""
 import math
 from collections.abc import Collection
 
-from engine.delegated.interface import Iteration
-from engine.delegated.sequence import DelegatedSequence
-from engine.forecast.wait import WaitForecast
-from engine.frames import ProfiledStep, StepProfile
-from engine.loop.recorder import Step, WorkRecorder
-from engine.statistics import EngineStats, IterationStats
-from engine.types import EngineInfo
+from sluice.engine.delegated.interface import Iteration
+from sluice.engine.delegated.sequence import DelegatedSequence
+from sluice.engine.forecast.wait import WaitForecast
+from sluice.engine.frames import ProfiledStep, StepProfile
+from sluice.engine.loop.recorder import Step, WorkRecorder
+from sluice.engine.statistics import EngineStats, IterationStats
+from sluice.engine.types import EngineInfo
 
 SILENCE_S = 5.0
 """Without statistics for so long while something runs, there are none."""

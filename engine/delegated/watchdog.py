@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from engine.delegated.in_flight import InFlightTable
-from engine.delegated.interface import DelegatedRuntime, EngineLost
-from engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
+from sluice.engine.delegated.in_flight import InFlightTable
+from sluice.engine.delegated.interface import DelegatedRuntime, EngineLost
+from sluice.engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 STALL_SETTING = "stall_timeout_s"

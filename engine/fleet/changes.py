@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from engine.fleet.replica import Replica
-from engine.frames import SleepMode
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.frames import SleepMode
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

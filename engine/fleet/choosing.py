@@ -1,4 +1,4 @@
-"""The choice of a replica for a request: gathers what the router (`engine.fleet.router`) decides by."""
+"""The choice of a replica for a request: gathers what the router (`sluice.engine.fleet.router`) decides by."""
 
 import secrets
 from collections.abc import Iterable, Sequence
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.blocks import HashChain
-from engine.fleet.prefix_index import PrefixIndex
-from engine.fleet.replica import Replica
-from engine.fleet.router import Choice, RoutedRequest, RouterSettings, RoutingPolicy, choose
-from engine.fleet.sessions import SessionPlaces
-from engine.frames import PrefixChanges
-from engine.types import EngineInfo, GenerateRequest
+from sluice.engine.blocks import HashChain
+from sluice.engine.fleet.prefix_index import PrefixIndex
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.fleet.router import Choice, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from sluice.engine.fleet.sessions import SessionPlaces
+from sluice.engine.frames import PrefixChanges
+from sluice.engine.types import EngineInfo, GenerateRequest
 
 MAX_HASHED_BLOCKS = 4096
 """Blocks of a prompt that are looked up, 131,072 tokens in blocks of 32: their hashes take some 5 ms of the loop."""

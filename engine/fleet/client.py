@@ -14,26 +14,26 @@ from time import perf_counter
 
 import msgspec
 
-from engine.client.counters import NO_STATS, sum_stats
-from engine.client.stream import GenerationStream
-from engine.client.timers import Clock
-from engine.config import EngineConfig, Task
-from engine.fleet.changes import FleetAdapters, FleetSleep
-from engine.fleet.choosing import ReplicaChooser
-from engine.fleet.handover import PromptHandover
-from engine.fleet.holding import StreamHolder
-from engine.fleet.joining import MakeClient, MemberJoiner
-from engine.fleet.membership.members import Member, Membership
-from engine.fleet.moving import ReplicaKeeper, StreamMover
-from engine.fleet.offering import OfferMaker
-from engine.fleet.replica import PastReplicas, Replica, check_agreement
-from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
-from engine.fleet.splitting import MIN_TOKENS
-from engine.fleet.waking import WakeSettings, WakingRoom, presume_info
-from engine.model_folder import served_task
-from engine.statistics import EngineStats
-from engine.types import EngineInfo, GenerateRequest
-from engine.validation import check_adapter, check_lengths
+from sluice.engine.client.counters import NO_STATS, sum_stats
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.client.timers import Clock
+from sluice.engine.config import EngineConfig, Task
+from sluice.engine.fleet.changes import FleetAdapters, FleetSleep
+from sluice.engine.fleet.choosing import ReplicaChooser
+from sluice.engine.fleet.handover import PromptHandover
+from sluice.engine.fleet.holding import StreamHolder
+from sluice.engine.fleet.joining import MakeClient, MemberJoiner
+from sluice.engine.fleet.membership.members import Member, Membership
+from sluice.engine.fleet.moving import ReplicaKeeper, StreamMover
+from sluice.engine.fleet.offering import OfferMaker
+from sluice.engine.fleet.replica import PastReplicas, Replica, check_agreement
+from sluice.engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.fleet.waking import WakeSettings, WakingRoom, presume_info
+from sluice.engine.model_folder import served_task
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import EngineInfo, GenerateRequest
+from sluice.engine.validation import check_adapter, check_lengths
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,8 @@ _NO_ENGINE = "no engine of this model can be reached"
 
 
 class FleetClient:
-    """Serves with several engines. Implements `engine.client.interface.Engine`; all methods run on one event loop."""
+    """Serves with several engines. Implements `sluice.engine.client.interface.Engine`; all methods run on one event
+    loop."""
 
     def __init__(
         self,

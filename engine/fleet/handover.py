@@ -2,8 +2,8 @@
 
 The prompt goes to a prefill replica as a request of its own, for one token. Meanwhile the client of the replica that
 generates holds the request. When the prompt is computed, that replica gets the request, and where the blocks are: its
-engine fetches them itself (`engine.kv_tiers.peers`). Where anything goes wrong, it gets the request without that, and
-computes the prompt.
+engine fetches them itself (`sluice.engine.kv_tiers.peers`). Where anything goes wrong, it gets the request without
+that, and computes the prompt.
 
 A runtime that moves its blocks itself gets the request as it is for the first token, and what it hands over goes to the
 replica that generates (`EngineInfo.handover_fields`)."""
@@ -17,13 +17,13 @@ from functools import partial
 
 import msgspec
 
-from engine.client.stream import GenerationStream
-from engine.client.supervision import Standing
-from engine.fleet.choosing import Pick, ReplicaChooser
-from engine.fleet.offering import Offer
-from engine.fleet.replica import Replica
-from engine.fleet.splitting import MIN_TOKENS, SplitReason, choose_split, may_change_engines, needs_whole_prompt
-from engine.types import BlockSource, GenerateRequest, SamplingParams
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.client.supervision import Standing
+from sluice.engine.fleet.choosing import Pick, ReplicaChooser
+from sluice.engine.fleet.offering import Offer
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.fleet.splitting import MIN_TOKENS, SplitReason, choose_split, may_change_engines, needs_whole_prompt
+from sluice.engine.types import BlockSource, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

@@ -3,14 +3,14 @@
 import asyncio
 import contextvars
 
-from engine.client.base import EngineClient
-from engine.client.stream import GenerationStream
-from engine.client.supervision import Standing
-from engine.client.timers import Clock
-from engine.config import EngineConfig
-from engine.fleet.replica import Replica
-from engine.fleet.waking import WakingRoom
-from engine.frames import Command
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.client.supervision import Standing
+from sluice.engine.client.timers import Clock
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.fleet.waking import WakingRoom
+from sluice.engine.frames import Command
 from sluice.errors import ErrorCode, SluiceError
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from math import ceil
 from typing import Any
 
-from engine.client.base import EngineClient
-from engine.fleet.membership.members import Member, Membership
-from engine.fleet.replica import Replica
+from sluice.engine.client.base import EngineClient
+from sluice.engine.fleet.membership.members import Member, Membership
+from sluice.engine.fleet.replica import Replica
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, EngineRole, Runtime
-from engine.fleet.client import FleetClient
-from engine.fleet.replica import Replica
-from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
-from engine.fleet.splitting import MIN_TOKENS
-from engine.runtimes import choose_runtime
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig, EngineRole, Runtime
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.runtimes import choose_runtime
 from sluice.errors import invalid
 from sluice.machine import num_cores, visible_gpus
 

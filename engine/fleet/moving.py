@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
-from engine.client.stream import GenerationStream
-from engine.client.supervision import Standing
-from engine.fleet.holding import StreamHolder
-from engine.fleet.offering import OfferMaker
-from engine.fleet.prefix_index import PrefixIndex
-from engine.fleet.replica import Replica
-from engine.types import RequestFailed
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.client.supervision import Standing
+from sluice.engine.fleet.holding import StreamHolder
+from sluice.engine.fleet.offering import OfferMaker
+from sluice.engine.fleet.prefix_index import PrefixIndex
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.types import RequestFailed
 from sluice.errors import ErrorCode
 
 log = logging.getLogger(__name__)

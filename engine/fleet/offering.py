@@ -9,9 +9,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from engine.fleet.choosing import Pick, ReplicaChooser, find_candidates
-from engine.fleet.replica import Replica
-from engine.types import GenerateRequest, RequestFailed
+from sluice.engine.fleet.choosing import Pick, ReplicaChooser, find_candidates
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.types import GenerateRequest, RequestFailed
 
 log = logging.getLogger(__name__)
 

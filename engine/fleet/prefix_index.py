@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 HASH_BYTES = 16
-"""Bytes of a block's hash (`engine.blocks.BlockHash`)."""
+"""Bytes of a block's hash (`sluice.engine.blocks.BlockHash`)."""
 MAX_BLOCKS = 1 << 19
 """Default of the most blocks that an index has: about 100 MB."""
 EXPECTED_S = 30.0

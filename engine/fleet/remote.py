@@ -1,12 +1,12 @@
 """Replicas that other processes have started, here or on other machines."""
 
-from engine.client.attached import AttachedEngineClient
-from engine.config import EngineConfig
-from engine.fleet.client import FleetClient
-from engine.fleet.membership.members import Member, Membership
-from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
-from engine.fleet.splitting import MIN_TOKENS
-from engine.fleet.waking import WakeSettings
+from sluice.engine.client.attached import AttachedEngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.membership.members import Member, Membership
+from sluice.engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.fleet.waking import WakeSettings
 
 
 def make_fleet(

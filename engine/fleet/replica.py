@@ -1,9 +1,9 @@
 """One engine of a fleet: its client, and what the fleet has counted of it."""
 
-from engine.client.base import EngineClient
-from engine.client.counters import NO_STATS, add_counters, without_gauges
-from engine.fleet.router import ReplicaView
-from engine.types import EngineInfo
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.counters import NO_STATS, add_counters, without_gauges
+from sluice.engine.fleet.router import ReplicaView
+from sluice.engine.types import EngineInfo
 from sluice.errors import invalid
 
 _AGREED = ("model_type", "vocab_size", "block_size", "max_model_len", "eos_token_ids", "embedding_size")

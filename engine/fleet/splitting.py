@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 MIN_TOKENS = 512
 """Fewest tokens of a prompt, without those that are cached, for which it pays: what one step takes by default. Fewer

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.model_folder import read_json
-from engine.sampling_fields import OPTIONAL_FIELDS
-from engine.types import EngineInfo
+from sluice.engine.config import EngineConfig
+from sluice.engine.model_folder import read_json
+from sluice.engine.sampling_fields import OPTIONAL_FIELDS
+from sluice.engine.types import EngineInfo
 from sluice.errors import ErrorCode, SluiceError
 
 _USUAL_WAKE_S = 30.0

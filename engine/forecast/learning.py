@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.scheduling.chunks import ChunkLimits, StepCosts, choose_chunk
+from sluice.engine.scheduling.chunks import ChunkLimits, StepCosts, choose_chunk
 
 Floats = NDArray[np.float64]
 

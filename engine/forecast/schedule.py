@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.forecast.learning import Floats
+from sluice.engine.forecast.learning import Floats
 
 
 class SimulatedSequence(NamedTuple):

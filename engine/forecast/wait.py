@@ -10,11 +10,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.forecast.learning import Calibration, OutputLengths, PrefillPace, Sized, StepTimeModel
-from engine.forecast.schedule import Curve, Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
-from engine.scheduling.chunks import ChunkLimits
-from engine.scheduling.policies import find_policy
-from engine.types import EngineInfo, GenerateRequest
+from sluice.engine.forecast.learning import Calibration, OutputLengths, PrefillPace, Sized, StepTimeModel
+from sluice.engine.forecast.schedule import Curve, Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
+from sluice.engine.scheduling.chunks import ChunkLimits
+from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.types import EngineInfo, GenerateRequest
 
 MIN_STEPS, MIN_ENDINGS = 32, 32
 """Steps and ends of sequences to observe before a prediction is reliable enough to reject requests by it."""

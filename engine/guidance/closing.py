@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from engine.guidance.nodes import escape, find, have_exclusive_members, may_be_object, names_in
-from engine.guidance.rewriting import UNIONS, Note, Place, Rewriter, exact_patterns, is_reference, note_union
+from sluice.engine.guidance.nodes import escape, find, have_exclusive_members, may_be_object, names_in
+from sluice.engine.guidance.rewriting import UNIONS, Note, Place, Rewriter, exact_patterns, is_reference, note_union
 
 _CONDITIONS = ("if", "then", "else")
 _OPENING = ("additionalProperties", "unevaluatedProperties", "$dynamicRef", "$recursiveRef")

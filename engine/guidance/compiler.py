@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from engine.guidance.matching import CompiledGrammar, JsonExtent, MaskThreads
-from engine.guidance.tokenizer import Vocabulary, load_vocabulary
-from engine.guidance.translate import translate
-from engine.types import Grammar, GrammarKind
+from sluice.engine.guidance.matching import CompiledGrammar, JsonExtent, MaskThreads
+from sluice.engine.guidance.tokenizer import Vocabulary, load_vocabulary
+from sluice.engine.guidance.translate import translate
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_CACHED_GRAMMARS = 32

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from engine.guidance.nodes import has_unknown_format, types_of, walk
-from engine.guidance.overlap import compile_error
+from sluice.engine.guidance.nodes import has_unknown_format, types_of, walk
+from sluice.engine.guidance.overlap import compile_error
 
 _FRACTION = r"^[^.]*(?:\.[0-9]{1,9}[^.0-9][^.]*)?$"
 BOUNDS = {

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray, IntArray
-from engine.guidance.tokenizer import DIGITS, Vocabulary
-from engine.guidance.translate import reword_error
-from engine.runners.base import TokenMask
-from engine.sampling.state import Constraint
+from sluice.engine.arrays import FloatArray, IntArray
+from sluice.engine.guidance.tokenizer import DIGITS, Vocabulary
+from sluice.engine.guidance.translate import reword_error
+from sluice.engine.runners.base import TokenMask
+from sluice.engine.sampling.state import Constraint
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from engine.guidance.nodes import escape
+from sluice.engine.guidance.nodes import escape
 
 _OF_NAMES = frozenset({"$defs", "definitions", "properties", "patternProperties", "dependentSchemas", "dependencies"})
 """Keywords whose members are schemas by name."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.guidance.nodes import (
+from sluice.engine.guidance.nodes import (
     ANNOTATIONS,
     are_exclusive,
     escape,
@@ -20,9 +20,9 @@ from engine.guidance.nodes import (
     types_of,
     unescape,
 )
-from engine.guidance.overlap import are_disjoint
-from engine.guidance.patterns import translate_pattern
-from engine.guidance.references import with_pointers
+from sluice.engine.guidance.overlap import are_disjoint
+from sluice.engine.guidance.patterns import translate_pattern
+from sluice.engine.guidance.references import with_pointers
 
 _MAX_DEPTH = 100
 """Nesting from which a schema is left as it is: the compiler refuses it."""

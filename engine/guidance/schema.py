@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from engine.guidance.nodes import children_of, escape, walk
+from sluice.engine.guidance.nodes import children_of, escape, walk
 from sluice.errors import SluiceError, invalid
 
 MAX_PATTERN_CHARS = 4096

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.guidance.closing import rewrite
-from engine.guidance.formats import bound_formats
-from engine.guidance.gbnf import LarkGrammar, is_gbnf, lark_string, to_lark
-from engine.guidance.schema import check_schema, locate_error, parse_schema
-from engine.types import Grammar, GrammarKind
+from sluice.engine.guidance.closing import rewrite
+from sluice.engine.guidance.formats import bound_formats
+from sluice.engine.guidance.gbnf import LarkGrammar, is_gbnf, lark_string, to_lark
+from sluice.engine.guidance.schema import check_schema, locate_error, parse_schema
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import SluiceError, invalid
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.arrays import ByteArray
-from engine.blocks import BlockHash
+from sluice.engine.arrays import ByteArray
+from sluice.engine.blocks import BlockHash
 
 log = logging.getLogger(__name__)
 

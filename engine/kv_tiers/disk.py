@@ -8,9 +8,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
-from engine.arrays import ByteArray
-from engine.blocks import BlockHash
-from engine.kv_tiers.block_file import BlockFile, DamagedBlock, StoredBlock
+from sluice.engine.arrays import ByteArray
+from sluice.engine.blocks import BlockHash
+from sluice.engine.kv_tiers.block_file import BlockFile, DamagedBlock, StoredBlock
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ JOIN_S = 2.0
 
 
 @dataclass(slots=True)
-class Transfer:
+class BlockTransfer:
     """A block on its way to or from the disk, and how that ended."""
 
     is_read: bool
@@ -105,7 +105,7 @@ class DiskTier:
         assert self._thread is not None and not self.is_off, "a tier that is off"
         slot = self._writing[block_hash] = self._take_slot()
         self.num_writing += 1
-        self._thread.begin(Transfer(False, StoredBlock(block_hash, slot, b""), row, content))
+        self._thread.begin(BlockTransfer(False, StoredBlock(block_hash, slot, b""), row, content))
 
     def _take_slot(self) -> int:
         if self._free:
@@ -127,9 +127,9 @@ class DiskTier:
         self._stored.move_to_end(block_hash)
         self._reading.add(block_hash)
         self.num_reading += 1
-        self._thread.begin(Transfer(True, self._stored[block_hash], row, content))
+        self._thread.begin(BlockTransfer(True, self._stored[block_hash], row, content))
 
-    def finished(self) -> list[Transfer]:
+    def finished(self) -> list[BlockTransfer]:
         """Return the transfers that have ended since the last call, well or not, and save the index when it is time."""
         if self._thread is None:
             return []
@@ -140,7 +140,7 @@ class DiskTier:
             self._save()
         return done
 
-    def _note(self, transfer: Transfer) -> None:
+    def _note(self, transfer: BlockTransfer) -> None:
         block_hash = transfer.block_hash
         if transfer.is_read:
             self.num_reading -= 1
@@ -196,16 +196,16 @@ class _TransferThread:
         self._file = file
         self.save_s = 0.0
         """Seconds that the last index took."""
-        self._reads: deque[Transfer] = deque()
-        self._writes: deque[Transfer | list[StoredBlock]] = deque()
+        self._reads: deque[BlockTransfer] = deque()
+        self._writes: deque[BlockTransfer | list[StoredBlock]] = deque()
         self._wake: SimpleQueue[bool] = SimpleQueue()
         """True for each transfer, False at the end."""
-        self._done: SimpleQueue[Transfer] = SimpleQueue()
+        self._done: SimpleQueue[BlockTransfer] = SimpleQueue()
         # A disk that hangs must not hold the end of the process.
         self._thread = Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
 
-    def begin(self, transfer: Transfer) -> None:
+    def begin(self, transfer: BlockTransfer) -> None:
         (self._reads if transfer.is_read else self._writes).append(transfer)
         self._wake.put(True)
 
@@ -213,7 +213,7 @@ class _TransferThread:
         self._writes.append(blocks)
         self._wake.put(True)
 
-    def finished(self) -> list[Transfer]:
+    def finished(self) -> list[BlockTransfer]:
         return [self._done.get() for _ in range(self._done.qsize())]
 
     def close(self) -> None:
@@ -228,13 +228,13 @@ class _TransferThread:
     def _run(self) -> None:
         while self._wake.get():
             work = self._reads.popleft() if self._reads else self._writes.popleft()
-            if isinstance(work, Transfer):
+            if isinstance(work, BlockTransfer):
                 self._transfer(work)
                 self._done.put(work)
             else:
                 self._save(work)
 
-    def _transfer(self, transfer: Transfer) -> None:
+    def _transfer(self, transfer: BlockTransfer) -> None:
         started = time.perf_counter()
         try:
             if transfer.is_read:

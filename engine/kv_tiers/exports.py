@@ -7,11 +7,11 @@ from time import perf_counter
 
 import numpy as np
 
-from engine.arrays import ByteArray
-from engine.blocks import DIGEST_BYTES, BlockHash
-from engine.frames import BlockPiece, FetchBlocks
-from engine.kv_cache import BlockPool
-from engine.runners.base import BlockRunner
+from sluice.engine.arrays import ByteArray
+from sluice.engine.blocks import DIGEST_BYTES, BlockHash
+from sluice.engine.frames import BlockPiece, FetchBlocks
+from sluice.engine.kv_cache import BlockPool
+from sluice.engine.runners.base import BlockRunner
 
 PIECE_BYTES = 4 << 20
 """Bytes of one message, or one block where that is larger."""

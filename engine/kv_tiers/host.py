@@ -4,8 +4,8 @@ from collections import OrderedDict
 
 import numpy as np
 
-from engine.arrays import ByteArray
-from engine.blocks import BlockHash
+from sluice.engine.arrays import ByteArray
+from sluice.engine.blocks import BlockHash
 
 
 class HostTier:

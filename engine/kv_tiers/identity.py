@@ -6,7 +6,7 @@ from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 
-from engine.runners.base import BlockRunner
+from sluice.engine.runners.base import BlockRunner
 
 _FILES = ("*.json", "*.safetensors", "*.bin", "*.xml")
 _SAMPLE_BYTES = 1024

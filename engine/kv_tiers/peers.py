@@ -7,11 +7,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.arrays import ByteArray
-from engine.blocks import BlockHash, PromptOrigin
-from engine.frames import BlockPiece, FetchBlocks
-from engine.kv_tiers.exports import Send
-from engine.types import BlockSource
+from sluice.engine.arrays import ByteArray
+from sluice.engine.blocks import BlockHash, PromptOrigin
+from sluice.engine.frames import BlockPiece, FetchBlocks
+from sluice.engine.kv_tiers.exports import Send
+from sluice.engine.types import BlockSource
 
 log = logging.getLogger(__name__)
 

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 
-from engine.blocks import BlockHash
-from engine.forecast.learning import PrefillPace
-from engine.kv_cache import KvCacheManager
-from engine.kv_tiers.tiers import Extent, KvTiers
-from engine.scheduling.policies import Policy
-from engine.sequence import Sequence
-from engine.types import EngineInfo
+from sluice.engine.blocks import BlockHash
+from sluice.engine.forecast.learning import PrefillPace
+from sluice.engine.kv_cache import KvCacheManager
+from sluice.engine.kv_tiers.tiers import Extent, KvTiers
+from sluice.engine.scheduling.policies import Policy
+from sluice.engine.sequence import Sequence
+from sluice.engine.types import EngineInfo
 
 Clock = Callable[[], float]
 

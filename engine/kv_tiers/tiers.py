@@ -8,14 +8,14 @@ from pathlib import Path
 from time import perf_counter, sleep
 from typing import NamedTuple
 
-from engine.blocks import BlockHash, PromptOrigin
-from engine.config import EngineConfig
-from engine.kv_tiers.disk import DiskTier
-from engine.kv_tiers.host import HostTier
-from engine.kv_tiers.identity import block_identity
-from engine.kv_tiers.peers import PeerBlocks
-from engine.runners.base import BlockRunner, Runner
-from engine.statistics import KvTierStats
+from sluice.engine.blocks import BlockHash, PromptOrigin
+from sluice.engine.config import EngineConfig
+from sluice.engine.kv_tiers.disk import DiskTier
+from sluice.engine.kv_tiers.host import HostTier
+from sluice.engine.kv_tiers.identity import block_identity
+from sluice.engine.kv_tiers.peers import PeerBlocks
+from sluice.engine.runners.base import BlockRunner, Runner
+from sluice.engine.statistics import KvTierStats
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import available_bytes
 

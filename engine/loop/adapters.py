@@ -7,9 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.frames import AdapterOutcome, LoadAdapter, UnloadAdapter
-from engine.runners.base import AdapterRunner, Runner
-from engine.sequence import Sequence
+from sluice.engine.frames import AdapterOutcome, LoadAdapter, UnloadAdapter
+from sluice.engine.runners.base import AdapterRunner, Runner
+from sluice.engine.sequence import Sequence
 from sluice.errors import ErrorCode, SluiceError
 from sluice.files import files_digest
 

@@ -5,9 +5,9 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.frames import OTHER_HOLDER, RESERVED, BlockMap, BlockOwner
-from engine.kv_cache import BlockState, KvCacheManager
-from engine.sequence import Sequence
+from sluice.engine.frames import OTHER_HOLDER, RESERVED, BlockMap, BlockOwner
+from sluice.engine.kv_cache import BlockState, KvCacheManager
+from sluice.engine.sequence import Sequence
 
 MAX_CELLS = 4096
 MAX_HOLDERS = 200

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import msgspec
 
-from engine.blocks import blocks_for
-from engine.config import EngineConfig
-from engine.frames import (
+from sluice.engine.blocks import blocks_for
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import (
     AskView,
     Cancel,
     Command,
@@ -26,25 +26,25 @@ from engine.frames import (
     UnloadAdapter,
     request_failed,
 )
-from engine.kv_cache import KvCacheManager
-from engine.kv_tiers.peers import BlockExchange
-from engine.kv_tiers.returns import PrefixReturns, copy_seconds
-from engine.kv_tiers.tiers import KvTiers, make_tiers
-from engine.loop.adapters import AdapterTable
-from engine.loop.block_map import draw_block_map
-from engine.loop.handover import make_handover
-from engine.loop.intake import Intake
-from engine.loop.load import engine_info, make_drafter
-from engine.loop.lookahead import Lookahead, make_lookahead
-from engine.loop.recorder import StepRecorder
-from engine.loop.sequences import RunningSequences
-from engine.loop.step import BuiltBatch, build_batch, commit_tokens, observe_drafts, record_prompt
-from engine.runners.base import Logits, Runner
-from engine.scheduling.planner import StepPlan, plan_step
-from engine.scheduling.policies import StepLimits, find_policy
-from engine.sequence import Sequence
-from engine.speculation.drafter import TokenPrices
-from engine.statistics import EngineStats
+from sluice.engine.kv_cache import KvCacheManager
+from sluice.engine.kv_tiers.peers import BlockExchange
+from sluice.engine.kv_tiers.returns import PrefixReturns, copy_seconds
+from sluice.engine.kv_tiers.tiers import KvTiers, make_tiers
+from sluice.engine.loop.adapters import AdapterTable
+from sluice.engine.loop.block_map import draw_block_map
+from sluice.engine.loop.handover import make_handover
+from sluice.engine.loop.intake import Intake
+from sluice.engine.loop.load import engine_info, make_drafter
+from sluice.engine.loop.lookahead import Lookahead, make_lookahead
+from sluice.engine.loop.recorder import StepRecorder
+from sluice.engine.loop.sequences import RunningSequences
+from sluice.engine.loop.step import BuiltBatch, build_batch, commit_tokens, observe_drafts, record_prompt
+from sluice.engine.runners.base import Logits, Runner
+from sluice.engine.scheduling.planner import StepPlan, plan_step
+from sluice.engine.scheduling.policies import StepLimits, find_policy
+from sluice.engine.sequence import Sequence
+from sluice.engine.speculation.drafter import TokenPrices
+from sluice.engine.statistics import EngineStats
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)

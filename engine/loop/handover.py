@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-from engine.blocks import PromptOrigin
-from engine.config import EngineConfig
-from engine.frames import FetchBlocks
-from engine.kv_cache import BlockPool
-from engine.kv_tiers.exports import BlockExports
-from engine.kv_tiers.identity import portable_identity
-from engine.kv_tiers.peers import BlockExchange, PeerBlocks
-from engine.kv_tiers.tiers import KvTiers, make_transit
-from engine.runners.base import BlockRunner, Runner
-from engine.sequence import Sequence
-from engine.statistics import HandoverStats
-from engine.types import BlockSource
+from sluice.engine.blocks import PromptOrigin
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import FetchBlocks
+from sluice.engine.kv_cache import BlockPool
+from sluice.engine.kv_tiers.exports import BlockExports
+from sluice.engine.kv_tiers.identity import portable_identity
+from sluice.engine.kv_tiers.peers import BlockExchange, PeerBlocks
+from sluice.engine.kv_tiers.tiers import KvTiers, make_transit
+from sluice.engine.runners.base import BlockRunner, Runner
+from sluice.engine.sequence import Sequence
+from sluice.engine.statistics import HandoverStats
+from sluice.engine.types import BlockSource
 
 
 class Handover:

@@ -6,19 +6,19 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
-from engine.frames import Submit
-from engine.loop.recorder import Step
-from engine.sampling.state import Constraint
-from engine.scheduling.admission import AdmissionController, Backlog
-from engine.sequence import Sequence
-from engine.types import EngineInfo, Grammar
-from engine.validation import check_request
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Submit
+from sluice.engine.loop.recorder import Step
+from sluice.engine.sampling.state import Constraint
+from sluice.engine.scheduling.admission import AdmissionController, Backlog
+from sluice.engine.sequence import Sequence
+from sluice.engine.types import EngineInfo, Grammar
+from sluice.engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
-    from engine.guidance.compiler import GrammarCompiler
-    from engine.guidance.matching import CompiledGrammar
+    from sluice.engine.guidance.compiler import GrammarCompiler
+    from sluice.engine.guidance.matching import CompiledGrammar
 
 
 class Intake(AdmissionController[Sequence]):
@@ -139,7 +139,7 @@ class PendingGrammars:
     def add(self, sequence: Sequence, grammar: Grammar) -> None:
         """Start to compile `grammar`, unless it is compiled already."""
         if self._compiler is None:
-            from engine.guidance.compiler import GrammarCompiler  # loaded with the first grammar
+            from sluice.engine.guidance.compiler import GrammarCompiler  # loaded with the first grammar
 
             self._compiler = GrammarCompiler(Path(self._model_path), self._info.vocab_size, self._info.eos_token_ids)
         self._waiting[sequence.stream_id] = (sequence, self._compiler.compile(grammar))

@@ -4,13 +4,13 @@ from dataclasses import asdict
 
 import msgspec
 
-from engine.config import EngineConfig, EngineRole, Runtime, Speculation
-from engine.kv_cache import KvCacheManager
-from engine.runners.base import Runner, RunnerInfo
-from engine.speculation.draft_model import DraftModel
-from engine.speculation.drafter import Drafter
-from engine.speculation.ngram import NgramDrafter
-from engine.types import EngineInfo
+from sluice.engine.config import EngineConfig, EngineRole, Runtime, Speculation
+from sluice.engine.kv_cache import KvCacheManager
+from sluice.engine.runners.base import Runner, RunnerInfo
+from sluice.engine.speculation.draft_model import DraftModel
+from sluice.engine.speculation.drafter import Drafter
+from sluice.engine.speculation.ngram import NgramDrafter
+from sluice.engine.types import EngineInfo
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 
@@ -27,13 +27,15 @@ def load_runner(config: EngineConfig) -> Runner:
 
 def _load(runtime: Runtime, config: EngineConfig) -> Runner:
     if runtime is Runtime.TORCH:
-        from engine.runners.torch.followers import following
+        from sluice.engine.runners.torch.followers import following
 
         with following(config.tensor_parallel_size) as followers:
-            from engine.runners.torch.group import load_runner as load_torch  # imports torch, as its followers do now
+            from sluice.engine.runners.torch.group import (
+                load_runner as load_torch,  # imports torch, as its followers do now
+            )
 
             return load_torch(config, followers)
-    from engine.runners.openvino.runner import load_runner as load_openvino
+    from sluice.engine.runners.openvino.runner import load_runner as load_openvino
 
     return load_openvino(config)
 

@@ -4,13 +4,13 @@ wait for the host."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.loop.intake import Intake
-from engine.loop.recorder import StepRecorder
-from engine.loop.sequences import RunningSequences
-from engine.loop.step import BuiltBatch, commit_chosen, draws_ahead
-from engine.runners.base import LaunchedStep, LookaheadRunner, Runner
-from engine.scheduling.planner import StepPlan
-from engine.sequence import Sequence
+from sluice.engine.loop.intake import Intake
+from sluice.engine.loop.recorder import StepRecorder
+from sluice.engine.loop.sequences import RunningSequences
+from sluice.engine.loop.step import BuiltBatch, commit_chosen, draws_ahead
+from sluice.engine.runners.base import LaunchedStep, LookaheadRunner, Runner
+from sluice.engine.scheduling.planner import StepPlan
+from sluice.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 from time import perf_counter, time
 from typing import NamedTuple
 
-from engine.frames import AskView, EngineView, ProfiledStep, StepProfile, StepRecord, TenantTokens
-from engine.histograms import (
+from sluice.engine.frames import AskView, EngineView, ProfiledStep, StepProfile, StepRecord, TenantTokens
+from sluice.engine.histograms import (
     PREFILL_SECONDS,
     QUEUE_SECONDS,
     SIZE,
@@ -23,9 +23,9 @@ from engine.histograms import (
     STEP_TOKENS,
     EngineHistogram,
 )
-from engine.recent import Recent
-from engine.scheduling.planner import StepPlan
-from engine.sequence import Sequence
+from sluice.engine.recent import Recent
+from sluice.engine.scheduling.planner import StepPlan
+from sluice.engine.sequence import Sequence
 
 MAX_STEPS = MAX_WAITS = 1024
 """Most steps and most waits that are kept for watchers."""

@@ -4,16 +4,16 @@ import logging
 import math
 from collections.abc import Callable
 
-from engine.frames import request_failed
-from engine.kv_cache import KvCacheManager
-from engine.loop.intake import Intake
-from engine.loop.recorder import StepRecorder
-from engine.loop.step import Failure, Outcome, take_event
-from engine.scheduling.admission import deadline_error
-from engine.scheduling.planner import StepPlan
-from engine.sequence import NO_ROW, Sequence
-from engine.speculation.drafter import Drafter
-from engine.types import FinishReason, RequestFailed, TokenEvent
+from sluice.engine.frames import request_failed
+from sluice.engine.kv_cache import KvCacheManager
+from sluice.engine.loop.intake import Intake
+from sluice.engine.loop.recorder import StepRecorder
+from sluice.engine.loop.step import Failure, Outcome, take_event
+from sluice.engine.scheduling.admission import deadline_error
+from sluice.engine.scheduling.planner import StepPlan
+from sluice.engine.sequence import NO_ROW, Sequence
+from sluice.engine.speculation.drafter import Drafter
+from sluice.engine.types import FinishReason, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

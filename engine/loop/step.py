@@ -6,16 +6,16 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray, Ids, IntArray
-from engine.kv_cache import BlockTables
-from engine.loop.recorder import Counters
-from engine.runners.base import Draws, Logits, StepBatch
-from engine.sampling.draws import collect_draws
-from engine.sampling.sampler import not_finite, sample
-from engine.scheduling.planner import StepPlan
-from engine.sequence import NO_ROW, Sequence
-from engine.speculation.drafter import Drafter
-from engine.types import EventDetail, FinishReason, SequenceMetrics, TokenEvent
+from sluice.engine.arrays import FloatArray, Ids, IntArray
+from sluice.engine.kv_cache import BlockTables
+from sluice.engine.loop.recorder import Counters
+from sluice.engine.runners.base import Draws, Logits, StepBatch
+from sluice.engine.sampling.draws import collect_draws
+from sluice.engine.sampling.sampler import not_finite, sample
+from sluice.engine.scheduling.planner import StepPlan
+from sluice.engine.sequence import NO_ROW, Sequence
+from sluice.engine.speculation.drafter import Drafter
+from sluice.engine.types import EventDetail, FinishReason, SequenceMetrics, TokenEvent
 from sluice.errors import SluiceError
 
 SampledRow = tuple[Sequence, int, int]

@@ -5,8 +5,8 @@ value: so they are shared, freed and computed again with the blocks of their tok
 of more memory than the last few inputs of each sequence would take.
 """
 
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.kernels import Context, Heads, Tensor
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.kernels import Context, Heads, Tensor
 from sluice.errors import ErrorCode, SluiceError
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.models.config.config_file import ConfigFile
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.kernels import Context, HeadNorm, HeadRotation, Heads, Kernels, Scores, Tensor
-from engine.models.layers import Mlp, Norm, RmsNorm, add_and_norm, gated_mlp, rms_norm
-from engine.models.weights.names import PLAIN_NAMES, TensorNames
+from sluice.engine.models.config.config_file import ConfigFile
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.kernels import Context, HeadNorm, HeadRotation, Heads, Kernels, Scores, Tensor
+from sluice.engine.models.layers import Mlp, Norm, RmsNorm, add_and_norm, gated_mlp, rms_norm
+from sluice.engine.models.weights.names import PLAIN_NAMES, TensorNames
 
 QueryKeyValue = tuple[Tensor, Tensor, Tensor]
 Projection = Callable[[Context, Tensor, int], QueryKeyValue]

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable
 
-from engine.models.config.decoder_config import Experts
-from engine.models.decoder import scaled
-from engine.models.kernels import Choice, Context, ExpertLinear, Tensor
-from engine.models.layers import Mlp, gated_mlp, named_gated_mlp
+from sluice.engine.models.config.decoder_config import Experts
+from sluice.engine.models.decoder import scaled
+from sluice.engine.models.kernels import Choice, Context, ExpertLinear, Tensor
+from sluice.engine.models.layers import Mlp, gated_mlp, named_gated_mlp
 
 Router = Callable[[Context, Tensor, str], Choice]
 """(context, x [num_tokens, hidden_size], name of the layer's block of experts) -> the choice of each token."""

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.arrays import FloatArray
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.config.rope import Rope
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.config.rope import Rope
 
 Tensor = Any
 """A tensor of the library: `Tensor`, `torch.Tensor`. Families only pass it on."""

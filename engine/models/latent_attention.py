@@ -4,9 +4,9 @@ What the KV cache has is up to the kernels: the short vectors, or the keys and v
 but are read by the same kernel as any other attention's.
 """
 
-from engine.models.config.decoder_config import LatentAttention
-from engine.models.decoder import project_back, scores_of, tensors_prefix
-from engine.models.kernels import Context, Kernels, LatentHeads, Scores, Tensor
+from sluice.engine.models.config.decoder_config import LatentAttention
+from sluice.engine.models.decoder import project_back, scores_of, tensors_prefix
+from sluice.engine.models.kernels import Context, Kernels, LatentHeads, Scores, Tensor
 
 _EPS = 1e-6
 """The eps of the short vectors' norms, whatever config.json says of the others."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.models.kernels import Context, Tensor
+from sluice.engine.models.kernels import Context, Tensor
 
 Norm = Callable[[Context, Tensor, str], Tensor]
 """(context, x, name of the weight without its suffix) -> x normalized over its last axis."""

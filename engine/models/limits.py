@@ -3,9 +3,9 @@
 import logging
 from pathlib import Path
 
-from engine.model_folder import read_json
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.config.rope import LongRope
+from sluice.engine.model_folder import read_json
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.config.rope import LongRope
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)

@@ -2,10 +2,10 @@
 
 import logging
 
-from engine.models.architectures import find_architecture
-from engine.models.decoder import scaled
-from engine.models.kernels import Context, Tensor
-from engine.models.weights.names import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
+from sluice.engine.models.architectures import find_architecture
+from sluice.engine.models.decoder import scaled
+from sluice.engine.models.kernels import Context, Tensor
+from sluice.engine.models.weights.names import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS
 
 logger = logging.getLogger(__name__)
 

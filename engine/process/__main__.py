@@ -1,5 +1,5 @@
-"""The engine process: `python -m engine.process ENDPOINT PARENT_PID LOG CONFIG_FILE`. Clients are DEALERs of its ROUTER
-socket. The loop polls it between steps, so that no second thread competes for Python's lock."""
+"""The engine process: `python -m sluice.engine.process ENDPOINT PARENT_PID LOG CONFIG_FILE`. Clients are DEALERs of its
+ROUTER socket. The loop polls it between steps, so that no second thread competes for Python's lock."""
 
 import logging
 import sys
@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.frames import LoadFailed, Ready, StepFrame
-from engine.loop.executor import InflightExecutor
-from engine.loop.load import load_draft_runner, load_runner
-from engine.process.block_exchange import SocketExchange
-from engine.process.bootstrap import bootstrap, collect_rarely, freeze_heap
-from engine.process.kv_events import KvEventPublisher
-from engine.process.transport import Transport
-from engine.runners.base import Runner
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import LoadFailed, Ready, StepFrame
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.loop.load import load_draft_runner, load_runner
+from sluice.engine.process.block_exchange import SocketExchange
+from sluice.engine.process.bootstrap import bootstrap, collect_rarely, freeze_heap
+from sluice.engine.process.kv_events import KvEventPublisher
+from sluice.engine.process.transport import Transport
+from sluice.engine.runners.base import Runner
 from sluice.errors import ErrorCode, SluiceError
 from sluice.priority import lower_process
 from sluice.start_times import START_TIMES

@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from engine.arrays import ByteArray
-from engine.config import Listening
-from engine.frames import BlockPiece, FetchBlocks
-from engine.process.curve import CLIENT_SILENT_MS, CurveKeys, read_pair, watch_connection
-from engine.process.transport import Transport
-from engine.types import BlockSource
+from sluice.engine.arrays import ByteArray
+from sluice.engine.config import Listening
+from sluice.engine.frames import BlockPiece, FetchBlocks
+from sluice.engine.process.curve import CLIENT_SILENT_MS, CurveKeys, read_pair, watch_connection
+from sluice.engine.process.transport import Transport
+from sluice.engine.types import BlockSource
 from sluice.errors import invalid
 
 MAX_READ = 64
@@ -20,7 +20,7 @@ MAX_READ = 64
 
 class SocketExchange:
     """Answers through the engine's transport, and asks through a DEALER socket for each other engine. Implements
-    `engine.kv_tiers.peers.BlockExchange`; used by the engine thread alone."""
+    `sluice.engine.kv_tiers.peers.BlockExchange`; used by the engine thread alone."""
 
     def __init__(self, transport: Transport, listening: Listening | None) -> None:
         """`listening` has this engine's keys, by which others know it."""

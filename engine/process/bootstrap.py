@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.process.process_group import end_with
-from engine.process.transport import Transport
+from sluice.engine.config import EngineConfig
+from sluice.engine.process.process_group import end_with
+from sluice.engine.process.transport import Transport
 from sluice.log_lines import JsonFormatter, TextFormatter
 from sluice.log_relay import LogRelay, ProcessLog
 from sluice.log_repeats import LimitedHandler

@@ -7,7 +7,7 @@ from time import perf_counter
 import zmq
 from zmq.utils import z85
 
-from engine.process.curve import read_public
+from sluice.engine.process.curve import read_public
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from engine.blocks import BlockHash
-from engine.config import EngineConfig
-from engine.sequence import Sequence
+from sluice.engine.blocks import BlockHash
+from sluice.engine.config import EngineConfig
+from sluice.engine.sequence import Sequence
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

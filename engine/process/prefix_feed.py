@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.frames import PrefixChanges
+from sluice.engine.frames import PrefixChanges
 
 MAX_HASHES = 4096
 """Most hashes of one message: 64 KiB."""
@@ -11,7 +11,7 @@ Hashes = Sequence[bytes]
 
 
 class PrefixIndex(Protocol):
-    """The index, which records its changes while it is followed. `engine.kv_cache.BlockPool` is one."""
+    """The index, which records its changes while it is followed. `sluice.engine.kv_cache.BlockPool` is one."""
 
     def hashes(self) -> Hashes: ...
 

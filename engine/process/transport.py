@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import zmq
 
-from engine.arrays import ByteArray
-from engine.config import Listening
-from engine.frames import (
+from sluice.engine.arrays import ByteArray
+from sluice.engine.config import Listening
+from sluice.engine.frames import (
     CLIENT_SILENT_S,
     AskProbe,
     AskView,
@@ -34,12 +34,12 @@ from engine.frames import (
     hand_back_cancelled,
     request_failed,
 )
-from engine.process.client_keys import DOMAIN, ClientKeys, RareLog
-from engine.process.curve import CLIENT_SILENT_MS, read_pair, watch_connection
-from engine.process.prefix_feed import PrefixFeed, PrefixIndex
-from engine.process.probe_turns import ProbeTurns
-from engine.statistics import EngineStats
-from engine.types import RequestFailed, TokenEvent
+from sluice.engine.process.client_keys import DOMAIN, ClientKeys, RareLog
+from sluice.engine.process.curve import CLIENT_SILENT_MS, read_pair, watch_connection
+from sluice.engine.process.prefix_feed import PrefixFeed, PrefixIndex
+from sluice.engine.process.probe_turns import ProbeTurns
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

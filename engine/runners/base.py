@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import ByteArray, Doubles, FloatArray, Ids, IntArray, Mask, Rows
-from engine.types import TokenLogprob
+from sluice.engine.arrays import ByteArray, Doubles, FloatArray, Ids, IntArray, Mask, Rows
+from sluice.engine.types import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import logging
 
-from engine.config import EngineConfig
+from sluice.engine.config import EngineConfig
 from sluice.errors import invalid
 
 logger = logging.getLogger(__name__)

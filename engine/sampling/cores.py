@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from engine.arrays import FloatArray, Rows
+from sluice.engine.arrays import FloatArray, Rows
 from sluice.machine import num_cores
 
 Work = Callable[[slice], None]

@@ -13,14 +13,14 @@ to be written for every runtime.
 
 import numpy as np
 
-from engine.arrays import FloatArray, Ids
-from engine.runners.base import Draws, Wanted
-from engine.sampling.cores import Cores, row_blocks
-from engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
-from engine.sampling.many_tokens import draw_from_all_tokens
-from engine.sampling.scan import Scan, scan, scan_chunks
-from engine.sampling.softmax import CHUNK, invert_chunks, weigh
-from engine.sampling.top_tokens import all_tokens, top_tokens
+from sluice.engine.arrays import FloatArray, Ids
+from sluice.engine.runners.base import Draws, Wanted
+from sluice.engine.sampling.cores import Cores, row_blocks
+from sluice.engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
+from sluice.engine.sampling.many_tokens import draw_from_all_tokens
+from sluice.engine.sampling.scan import Scan, scan, scan_chunks
+from sluice.engine.sampling.softmax import CHUNK, invert_chunks, weigh
+from sluice.engine.sampling.top_tokens import all_tokens, top_tokens
 
 _FEWEST_STRIPES, _MOST_STRIPES = 32, 128
 """Stripes that are searched first, and for the rows that these do not decide."""

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.arrays import Rows
-from engine.runners.base import Draws
-from engine.sampling.random_numbers import uniform
-from engine.sampling.state import SamplingState
+from sluice.engine.arrays import Rows
+from sluice.engine.runners.base import Draws
+from sluice.engine.sampling.random_numbers import uniform
+from sluice.engine.sampling.state import SamplingState
 
 
 def collect_draws(states: Sequence[SamplingState], rows: Rows, num_ahead: Sequence[int] | int = 0) -> Draws:

@@ -5,9 +5,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from engine.arrays import FloatArray, IntArray, Rows
-from engine.runners.base import Edits, Places, TokenMask
-from engine.sampling.state import SamplingState
+from sluice.engine.arrays import FloatArray, IntArray, Rows
+from sluice.engine.runners.base import Edits, Places, TokenMask
+from sluice.engine.sampling.state import SamplingState
 from sluice.errors import SluiceError
 
 _States = Sequence[SamplingState]

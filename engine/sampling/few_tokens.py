@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from engine.arrays import Doubles, FloatArray, Ids, Mask
-from engine.runners.base import Draws, Wanted
-from engine.sampling.scan import Scan
-from engine.sampling.softmax import CHUNK, invert_chunks, num_below, sum_chunks, weigh
-from engine.sampling.top_tokens import TopTokens
-from engine.sampling.typical import logarithm
+from sluice.engine.arrays import Doubles, FloatArray, Ids, Mask
+from sluice.engine.runners.base import Draws, Wanted
+from sluice.engine.sampling.scan import Scan
+from sluice.engine.sampling.softmax import CHUNK, invert_chunks, num_below, sum_chunks, weigh
+from sluice.engine.sampling.top_tokens import TopTokens
+from sluice.engine.sampling.typical import logarithm
 
 UNKNOWN = -1
 """Stands for a token that the top tokens do not determine."""

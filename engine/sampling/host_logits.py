@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray, Ids, Rows
-from engine.runners.base import Draws, Edits, Places
-from engine.sampling.cores import ONE_CORE, Cores, row_blocks, row_picker
-from engine.sampling.draw import draw
-from engine.sampling.logprobs import token_logprobs
-from engine.types import TokenLogprob
+from sluice.engine.arrays import FloatArray, Ids, Rows
+from sluice.engine.runners.base import Draws, Edits, Places
+from sluice.engine.sampling.cores import ONE_CORE, Cores, row_blocks, row_picker
+from sluice.engine.sampling.draw import draw
+from sluice.engine.sampling.logprobs import token_logprobs
+from sluice.engine.types import TokenLogprob
 
 
 class HostLogits:

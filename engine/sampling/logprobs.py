@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray, Ids, Rows
-from engine.runners.base import Wanted
-from engine.sampling.cores import ONE_CORE, Cores
-from engine.sampling.scan import Scan, scan
-from engine.sampling.top_tokens import TopTokens, all_tokens, top_tokens
-from engine.types import TokenLogprob
+from sluice.engine.arrays import FloatArray, Ids, Rows
+from sluice.engine.runners.base import Wanted
+from sluice.engine.sampling.cores import ONE_CORE, Cores
+from sluice.engine.sampling.scan import Scan, scan
+from sluice.engine.sampling.top_tokens import TopTokens, all_tokens, top_tokens
+from sluice.engine.types import TokenLogprob
 
 _Floats = NDArray[np.floating]
 

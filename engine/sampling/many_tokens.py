@@ -3,12 +3,12 @@ better here than several short ones: after each, a thread waits for Python's loc
 
 import numpy as np
 
-from engine.arrays import Doubles, FloatArray, Ids, Mask
-from engine.runners.base import Draws
-from engine.sampling.cores import Cores, Work
-from engine.sampling.scan import Scan
-from engine.sampling.softmax import CHUNK, sum_rows, weigh
-from engine.sampling.typical import logarithm
+from sluice.engine.arrays import Doubles, FloatArray, Ids, Mask
+from sluice.engine.runners.base import Draws
+from sluice.engine.sampling.cores import Cores, Work
+from sluice.engine.sampling.scan import Scan
+from sluice.engine.sampling.softmax import CHUNK, sum_rows, weigh
+from sluice.engine.sampling.typical import logarithm
 
 _STEP = 32
 """Every 32nd token is in the sample that estimates where a filter ends."""

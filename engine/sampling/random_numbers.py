@@ -4,7 +4,7 @@ so a sequence that is preempted, resumed in another engine or verified out of tu
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import Doubles
+from sluice.engine.arrays import Doubles
 
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

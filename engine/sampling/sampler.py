@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.arrays import FloatArray, Ids, Rows
-from engine.runners.base import Logits
-from engine.sampling.draws import collect_draws
-from engine.sampling.edits import collect_edits
-from engine.sampling.state import SamplingState
-from engine.types import TokenLogprob
+from sluice.engine.arrays import FloatArray, Ids, Rows
+from sluice.engine.runners.base import Logits
+from sluice.engine.sampling.draws import collect_draws
+from sluice.engine.sampling.edits import collect_edits
+from sluice.engine.sampling.state import SamplingState
+from sluice.engine.types import TokenLogprob
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 NO_TOKEN = -1

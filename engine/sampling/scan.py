@@ -5,11 +5,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import Doubles, FloatArray, Ids, Rows
-from engine.runners.base import Wanted
-from engine.sampling.cores import Cores, Work, block_size, row_blocks, row_picker
-from engine.sampling.softmax import CHUNK, scale, sum_chunks, sum_rows, weigh
-from engine.sampling.top_tokens import STRIPE, stripe_maxima
+from sluice.engine.arrays import Doubles, FloatArray, Ids, Rows
+from sluice.engine.runners.base import Wanted
+from sluice.engine.sampling.cores import Cores, Work, block_size, row_blocks, row_picker
+from sluice.engine.sampling.softmax import CHUNK, scale, sum_chunks, sum_rows, weigh
+from sluice.engine.sampling.top_tokens import STRIPE, stripe_maxima
 
 _LEAST_SCALED = np.float32(-1e4)
 """The weight of so low a scaled logit is 0, and their product is 0 too (0 times -inf would not be a number)."""
@@ -17,7 +17,7 @@ _LEAST_SCALED = np.float32(-1e4)
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What was found in rows of logits, one entry a row."""
+    """The result of a scan of logits, one entry per row."""
 
     peaks: FloatArray
     """The largest logit [n]; not finite if the row has no finite one, or something that is no number."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.arrays import Doubles, FloatArray, Ids
+from sluice.engine.arrays import Doubles, FloatArray, Ids
 
 CHUNK = 128
 """Number of consecutive tokens that are summed in float32; the sums of chunks are added in float64."""

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runners.base import NO_TOP_K, TokenMask, Wanted
-from engine.types import SamplingParams, ThinkingBudget
+from sluice.engine.runners.base import NO_TOP_K, TokenMask, Wanted
+from sluice.engine.types import SamplingParams, ThinkingBudget
 
 _LEAST_TEMPERATURE = 1e-30
 """Below it 1 / temperature would overflow float32; long before, the most likely token is always drawn."""

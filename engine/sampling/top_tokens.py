@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.arrays import FloatArray, Ids, Rows
+from sluice.engine.arrays import FloatArray, Ids, Rows
 
 STRIPE = 8
 """Tokens in a stripe, and maxima that are compared at once in the search for the largest of them."""

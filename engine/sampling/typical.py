@@ -7,7 +7,7 @@ distance is |s - mean(s)|.
 
 import numpy as np
 
-from engine.arrays import FloatArray
+from sluice.engine.arrays import FloatArray
 
 _TINY = np.finfo(np.float32).tiny
 

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, NamedTuple, Protocol
 
-from engine.config import EngineConfig
-from engine.forecast.wait import EngineState, RunningSequence, WaitForecast, WaitPrediction
-from engine.scheduling.arrivals import EARLY_S, PromisedPlaces
-from engine.scheduling.fair_share import Q
-from engine.scheduling.queue import WaitingQueue
-from engine.statistics import EngineStats
-from engine.types import BACKGROUND_PRIORITY, EngineInfo, GenerateRequest
+from sluice.engine.config import EngineConfig
+from sluice.engine.forecast.wait import EngineState, RunningSequence, WaitForecast, WaitPrediction
+from sluice.engine.scheduling.arrivals import EARLY_S, PromisedPlaces
+from sluice.engine.scheduling.fair_share import Q
+from sluice.engine.scheduling.queue import WaitingQueue
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import BACKGROUND_PRIORITY, EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 MIN_RETRY_AFTER_S = 1.0

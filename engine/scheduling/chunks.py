@@ -18,12 +18,12 @@ LARGEST_CHUNK = 2048
 
 
 class StepCosts(NamedTuple):
-    """What recent steps took, in seconds."""
+    """The durations of recent steps, in seconds."""
 
     decode_s: float = 0.0
     """A step that only decodes; 0 before the first."""
     prompt_token_s: float = 0.0
-    """What a token of a prompt adds to a step; 0 before the first."""
+    """The time that one prompt token adds to a step; 0 before the first."""
 
 
 class ChunkLimits(NamedTuple):

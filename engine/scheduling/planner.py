@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from engine.scheduling.policies import AdmissionCandidate, Policy, S, StepLimits
+from sluice.engine.scheduling.policies import AdmissionCandidate, Policy, S, StepLimits
 
 
 @dataclass(frozen=True, slots=True)

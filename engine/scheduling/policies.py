@@ -8,7 +8,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
-from engine.config import SchedulerPolicy
+from sluice.engine.config import SchedulerPolicy
 
 
 class BlockHolder(Protocol):

@@ -8,9 +8,9 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Generic
 
-from engine.forecast.wait import WaitingGroup
-from engine.scheduling.arrivals import ArrivalRates
-from engine.scheduling.fair_share import DEFAULT_WEIGHT, FairShare, Q, QueuedWork, QueueEntry
+from sluice.engine.forecast.wait import WaitingGroup
+from sluice.engine.scheduling.arrivals import ArrivalRates
+from sluice.engine.scheduling.fair_share import DEFAULT_WEIGHT, FairShare, Q, QueuedWork, QueueEntry
 
 MAX_STALE_DEADLINES = 16
 """Entries of removed streams that the heap may hold beyond as many as it has live ones."""

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config import SchedulerPolicy
-from engine.fleet.router import ReplicaView, RouterSettings
-from engine.scheduling.policies import find_policy
-from engine.simulation.gaps import GapCounts
-from engine.simulation.profile import ReplicaProfile
-from engine.simulation.replica import SimulatedReplica
-from engine.simulation.routing import FleetRouter, SimulatedRouter
-from engine.simulation.sequence import SimulatedSequence
-from engine.simulation.traces import InfiniteCache, TracedRequest, block_hashes
+from sluice.engine.config import SchedulerPolicy
+from sluice.engine.fleet.router import ReplicaView, RouterSettings
+from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.simulation.gaps import GapCounts
+from sluice.engine.simulation.profile import ReplicaProfile
+from sluice.engine.simulation.replica import SimulatedReplica
+from sluice.engine.simulation.routing import FleetRouter, SimulatedRouter
+from sluice.engine.simulation.sequence import SimulatedSequence
+from sluice.engine.simulation.traces import InfiniteCache, TracedRequest, block_hashes
 
 Floats = NDArray[np.float64]
 REPORT_EVERY = 256

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.types import EngineInfo
+from sluice.engine.types import EngineInfo
 from sluice.errors import SluiceError, invalid
 
 

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable
 
-from engine.fleet.router import ReplicaView
-from engine.forecast.learning import PrefillPace
-from engine.kv_cache import KvCacheManager
-from engine.scheduling.chunks import ChunkLimits
-from engine.scheduling.planner import StepPlan, plan_step
-from engine.scheduling.policies import Policy, StepLimits
-from engine.scheduling.queue import WaitingQueue
-from engine.simulation.profile import ReplicaProfile
-from engine.simulation.sequence import SimulatedSequence
+from sluice.engine.fleet.router import ReplicaView
+from sluice.engine.forecast.learning import PrefillPace
+from sluice.engine.kv_cache import KvCacheManager
+from sluice.engine.scheduling.chunks import ChunkLimits
+from sluice.engine.scheduling.planner import StepPlan, plan_step
+from sluice.engine.scheduling.policies import Policy, StepLimits
+from sluice.engine.scheduling.queue import WaitingQueue
+from sluice.engine.simulation.profile import ReplicaProfile
+from sluice.engine.simulation.sequence import SimulatedSequence
 
 PACE_STEPS = 64
 """Equal steps after which one more teaches the pace nothing."""

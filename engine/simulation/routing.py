@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.blocks import BlockHash
-from engine.fleet.prefix_index import PrefixIndex
-from engine.fleet.router import ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
-from engine.simulation.traces import TracedRequest
+from sluice.engine.blocks import BlockHash
+from sluice.engine.fleet.prefix_index import PrefixIndex
+from sluice.engine.fleet.router import ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from sluice.engine.simulation.traces import TracedRequest
 
 
 class SimulatedRouter(Protocol):

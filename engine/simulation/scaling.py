@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from engine.simulation.fleet import FleetConfig, simulate
-from engine.simulation.profile import ReplicaProfile, StepCosts
-from engine.simulation.traces import TracedRequest
+from sluice.engine.simulation.fleet import FleetConfig, simulate
+from sluice.engine.simulation.profile import ReplicaProfile, StepCosts
+from sluice.engine.simulation.traces import TracedRequest
 from sluice.errors import invalid
 
 LEAST, MOST = 0.1, 10.0

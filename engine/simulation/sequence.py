@@ -3,9 +3,9 @@
 import math
 from array import array
 
-from engine.blocks import BlockHash, worst_case_blocks
-from engine.sequence import NO_ROW, Sequence
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.blocks import BlockHash, worst_case_blocks
+from sluice.engine.sequence import NO_ROW, Sequence
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 _NO_REQUEST = GenerateRequest(request_id="", prompt_token_ids=[], sampling=SamplingParams())
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from engine.simulation.fleet import FleetConfig, FleetRun, Floats, simulate
-from engine.simulation.traces import TracedRequest
+from sluice.engine.simulation.fleet import FleetConfig, FleetRun, Floats, simulate
+from sluice.engine.simulation.traces import TracedRequest
 from sluice.errors import invalid
 
 PERCENTS = (50, 90, 95, 99)

@@ -3,7 +3,7 @@
 import random
 from typing import NamedTuple
 
-from engine.simulation.traces import TracedRequest
+from sluice.engine.simulation.traces import TracedRequest
 
 
 class SharedPrefixes(NamedTuple):

@@ -7,7 +7,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.blocks import BlockHash
+from sluice.engine.blocks import BlockHash
 from sluice.errors import SluiceError, invalid
 
 MOONCAKE_BLOCK = 512

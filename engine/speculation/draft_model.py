@@ -7,10 +7,10 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.kv_cache import KvCacheManager
-from engine.runners.base import Runner, StepBatch
-from engine.sequence import Sequence
-from engine.speculation.drafter import DraftGate, TokenPrices
+from sluice.engine.kv_cache import KvCacheManager
+from sluice.engine.runners.base import Runner, StepBatch
+from sluice.engine.sequence import Sequence
+from sluice.engine.speculation.drafter import DraftGate, TokenPrices
 
 COST_RATE = 1.0 / 32
 """Weight of the draft model's latest step in the running mean of the cost of a draft token."""

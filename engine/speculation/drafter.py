@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.sequence import Sequence
+from sluice.engine.sequence import Sequence
 
 FIRST_RATE = 0.6
 """Acceptance rate assumed of a new sequence."""

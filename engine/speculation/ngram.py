@@ -1,7 +1,7 @@
 """Prompt lookup: drafts are the tokens that followed the last few tokens earlier in the context."""
 
-from engine.sequence import Sequence
-from engine.speculation.drafter import DraftGate, TokenPrices
+from sluice.engine.sequence import Sequence
+from sluice.engine.speculation.drafter import DraftGate, TokenPrices
 
 LENGTHS = (4, 2)
 """Lengths of the n-grams that are looked up, the longest first."""

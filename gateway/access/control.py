@@ -4,12 +4,12 @@ from collections.abc import Callable
 from time import monotonic, time
 from typing import NamedTuple, Protocol
 
-from gateway.access.identity import ANY_TENANT, Identity, RouteGroup
-from gateway.access.keys import MAX_NAME_CHARS
-from gateway.access.rights import check_group, check_source, is_within
-from gateway.access.ring import KeyRing
-from gateway.access.sources import SourceGuard
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.access.identity import ANY_TENANT, Identity, RouteGroup
+from sluice.gateway.access.keys import MAX_NAME_CHARS
+from sluice.gateway.access.rights import check_group, check_source, is_within
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.access.sources import SourceGuard
 
 TENANT_HEADER = "x-sluice-tenant"
 _MAX_HOPS = 32

@@ -6,9 +6,9 @@ from typing import NoReturn
 
 import msgspec
 
-from gateway.access.identity import ANY, ANY_TENANT, Identity, QuotaLimits
-from gateway.access.keys import StoredKey
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import ANY, ANY_TENANT, Identity, QuotaLimits
+from sluice.gateway.access.keys import StoredKey
 
 _LEAST_ALLOWS_MOST = ("cached_token_rate",)
 """Fields of limits of which a smaller value allows more; of all others a greater one does."""

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.access.identity import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.access.identity import (
     ANY_TENANT,
     NEW_KEY_GROUPS,
     PRIORITIES,
@@ -20,7 +21,6 @@ from gateway.access.identity import (
     QuotaLimits,
     RouteGroup,
 )
-from sluice.errors import ErrorCode, SluiceError, invalid
 
 PREFIX = "sk-sluice-"
 """By which scanners of code and logs recognise a key."""

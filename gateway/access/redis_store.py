@@ -10,9 +10,9 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
-from gateway.access.identity import NO_LIMITS, QuotaLimits
-from gateway.access.keys import Change, StoredKey, decode_keys, find_key, refuse_taken_name
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import NO_LIMITS, QuotaLimits
+from sluice.gateway.access.keys import Change, StoredKey, decode_keys, find_key, refuse_taken_name
 
 _KEYS = "sluice:keys"
 """A hash of the keys' records by id."""

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
-from gateway.access.identity import ANY, Identity, RouteGroup
-from gateway.restrictions import ApiCategory
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.access.identity import ANY, Identity, RouteGroup
+from sluice.gateway.restrictions import ApiCategory
 
 _MAX_CACHED = 8192
 _MAX_CACHED_CHARS = 256

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Iterable
 from time import time
 
-from gateway.access.identity import ANY_TENANT, Identity, QuotaLimits, RouteGroup
-from gateway.access.keys import StoredKey, digest_of, find_key_id
-from gateway.access.store import KeyStore
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import ANY_TENANT, Identity, QuotaLimits, RouteGroup
+from sluice.gateway.access.keys import StoredKey, digest_of, find_key_id
+from sluice.gateway.access.store import KeyStore
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 import apsw
 import msgspec
 
-from gateway.access.identity import NO_LIMITS, QuotaLimits
-from gateway.access.keys import Change, StoredKey, decode_keys, find_key, refuse_taken_name
-from pipelines.sqlite.connections import FileConnections, FileLimits, Schema
-from pipelines.sqlite.queries import query_row, query_rows
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import NO_LIMITS, QuotaLimits
+from sluice.gateway.access.keys import Change, StoredKey, decode_keys, find_key, refuse_taken_name
+from sluice.pipelines.sqlite.connections import FileConnections, FileLimits, Schema
+from sluice.pipelines.sqlite.queries import query_row, query_rows
 
 _Read = TypeVar("_Read")
 REDIS_SCHEMES = ("redis", "rediss")
@@ -183,6 +183,6 @@ def open_keys(place: str) -> KeyStore:
     """Open the store at a path or URL, at its first use. Raises ValueError for a URL that is none of Redis."""
     if urlsplit(place).scheme not in REDIS_SCHEMES:
         return SqliteKeys(Path(place))
-    from gateway.access.redis_store import RedisKeys  # few servers need Redis' client
+    from sluice.gateway.access.redis_store import RedisKeys  # few servers need Redis' client
 
     return RedisKeys(place)

@@ -12,9 +12,9 @@ import httpx
 import jwt
 import msgspec
 
-from gateway.access.identity import ANY, NEW_KEY_GROUPS, Identity, RouteGroup
-from gateway.access.keys import MAX_NAME_CHARS
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import ANY, NEW_KEY_GROUPS, Identity, RouteGroup
+from sluice.gateway.access.keys import MAX_NAME_CHARS
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from gateway.access.identity import Identity
-from gateway.batches.lines import RequestLine
-from gateway.batches.places import Place, PlaceKeeper
-from gateway.batches.results import BatchResult, ResultFiles
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.batches.lines import RequestLine
+from sluice.gateway.batches.places import Place, PlaceKeeper
+from sluice.gateway.batches.results import BatchResult, ResultFiles
 
 _LINES_AHEAD = 32
 """Requests that are read from the file at a time. They may have 16 MiB each, and rarely do."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from gateway.batches.records import LineProblem
-from gateway.long_work import breathe
+from sluice.gateway.batches.records import LineProblem
+from sluice.gateway.long_work import breathe
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
 
-from gateway.service import InferenceService
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_models import AdapterText
 from sluice.errors import SluiceError
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_models import AdapterText
 
 POLL_S = 0.02
 """Time between looks at the engines while a batch is under way."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.access.identity import Identity
+from sluice.gateway.access.identity import Identity
 
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 """Purposes of files that clients upload."""

@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from gateway.batches.records import BatchUsage, ResultCounts
-from gateway.long_work import breathe
+from sluice.gateway.batches.records import BatchUsage, ResultCounts
+from sluice.gateway.long_work import breathe
 
 T = TypeVar("T")
 

@@ -7,16 +7,16 @@ from functools import partial
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.access.identity import Identity
-from gateway.batches.line_run import Answer
-from gateway.batches.lines import ENDPOINTS
-from gateway.batches.places import PlaceKeeper, measure_capacity
-from gateway.batches.records import Batch, BatchStatus, FileRecord, new_id
-from gateway.batches.store import FileUpload, StateStore
-from gateway.batches.worker import BatchWorker
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
 from sluice.errors import invalid
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.batches.line_run import Answer
+from sluice.gateway.batches.lines import ENDPOINTS
+from sluice.gateway.batches.places import PlaceKeeper, measure_capacity
+from sluice.gateway.batches.records import Batch, BatchStatus, FileRecord, new_id
+from sluice.gateway.batches.store import FileUpload, StateStore
+from sluice.gateway.batches.worker import BatchWorker
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
 
 _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
 

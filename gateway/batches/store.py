@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gateway.batches import tables
-from gateway.batches.records import Batch, FileRecord, new_id
-from gateway.batches.tables import Page
-from pipelines.sqlite.connections import FileConnections, FileLimits, StoreUse
 from sluice.calendar_clock import CalendarClock
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.batches import tables
+from sluice.gateway.batches.records import Batch, FileRecord, new_id
+from sluice.gateway.batches.tables import Page
+from sluice.pipelines.sqlite.connections import FileConnections, FileLimits, StoreUse
 
 _PART = ".part"
 """End of the names of uploads that are not whole."""

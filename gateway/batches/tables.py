@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import apsw
 import msgspec
 
-from gateway.batches.records import UNFINISHED, Batch, FileRecord
-from pipelines.sqlite.connections import Schema
-from pipelines.sqlite.queries import query_row, query_rows
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.batches.records import UNFINISHED, Batch, FileRecord
+from sluice.pipelines.sqlite.connections import Schema
+from sluice.pipelines.sqlite.queries import query_row, query_rows
 
 _STEPS = (
     """

@@ -14,13 +14,13 @@ from time import monotonic
 
 import msgspec
 
-from gateway.batches.line_run import Answer, FinishForecast, LineRun
-from gateway.batches.lines import check_file, pending_lines
-from gateway.batches.places import PlaceKeeper
-from gateway.batches.records import OUTPUT_PURPOSE, Batch, BatchStatus, FileRecord, LineProblem
-from gateway.batches.results import BatchResult, ResultFiles
-from gateway.batches.store import StateStore
 from sluice.errors import SluiceError
+from sluice.gateway.batches.line_run import Answer, FinishForecast, LineRun
+from sluice.gateway.batches.lines import check_file, pending_lines
+from sluice.gateway.batches.places import PlaceKeeper
+from sluice.gateway.batches.records import OUTPUT_PURPOSE, Batch, BatchStatus, FileRecord, LineProblem
+from sluice.gateway.batches.results import BatchResult, ResultFiles
+from sluice.gateway.batches.store import StateStore
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from engine.types import FinishReason, TokenEvent, TokenLogprob
+from sluice.engine.types import FinishReason, TokenEvent, TokenLogprob
 
 Chunk = dict[str, Any]
 

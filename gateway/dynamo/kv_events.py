@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.config import EngineConfig, Runtime
+from sluice.engine.config import EngineConfig, Runtime
 from sluice.errors import invalid
 
 _SETTING = "kv_events_config"

@@ -8,13 +8,13 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from engine.sampling_fields import SAMPLING_FIELDS
-from engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams
-from engine.validation import num_tokens_after
-from pipelines.llm.chat_answers import with_structural_tag
-from pipelines.text.sampling import SamplingDefaults, add_end, drop_neutral_fields
-from pipelines.text.tokenizer import Tokenizer
+from sluice.engine.sampling_fields import SAMPLING_FIELDS
+from sluice.engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams
+from sluice.engine.validation import num_tokens_after
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.llm.chat_answers import with_structural_tag
+from sluice.pipelines.text.sampling import SamplingDefaults, add_end, drop_neutral_fields
+from sluice.pipelines.text.tokenizer import Tokenizer
 
 Fields = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ _GUIDES = {
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What requests are read with: the model's defaults and tokenizer, and the facts about its engine."""
+    """The model that a Dynamo worker serves: sampling defaults, tokenizer and engine facts, used to parse requests."""
 
     defaults: SamplingDefaults
     tokenizer: Tokenizer

@@ -16,16 +16,16 @@ from dynamo.common.backend.run import run
 from dynamo.common.utils.token_ids import normalize_request_token_ids
 from dynamo.llm import exceptions
 
-from engine.client.process import ProcessEngineClient
-from engine.client.stream import GenerationStream
-from engine.config import EngineConfig
-from gateway.dynamo.chunks import Chunk, ChunkWriter
-from gateway.dynamo.kv_events import find_kv_events
-from gateway.dynamo.requests import ServedModel, parse_request, shown
-from gateway.options.dynamo import DynamoOptions
-from pipelines.text.sampling import load_sampling_defaults
-from pipelines.text.tokenizer import Tokenizer
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.dynamo.chunks import Chunk, ChunkWriter
+from sluice.gateway.dynamo.kv_events import find_kv_events
+from sluice.gateway.dynamo.requests import ServedModel, parse_request, shown
+from sluice.gateway.options.dynamo import DynamoOptions
+from sluice.pipelines.text.sampling import load_sampling_defaults
+from sluice.pipelines.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from urllib.parse import unquote
 
 import grpc
 
-from gateway.access.control import TENANT_HEADER, Credentials
-from gateway.access.rights import CATEGORY_GROUPS
-from gateway.calls import Call, CallLog
-from gateway.grpc.messages import WireMessage, message_size
-from gateway.grpc.unary import RawCall, abort
-from gateway.restrictions import ApiCategory, Restrictions
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.control import TENANT_HEADER, Credentials
+from sluice.gateway.access.rights import CATEGORY_GROUPS
+from sluice.gateway.calls import Call, CallLog
+from sluice.gateway.grpc.messages import WireMessage, message_size
+from sluice.gateway.grpc.unary import RawCall, abort
+from sluice.gateway.restrictions import ApiCategory, Restrictions
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _OPEN_METHODS = (f"{_SERVICE}ServerLive", f"{_SERVICE}ServerReady")

@@ -13,20 +13,20 @@ from typing import Any, NoReturn
 
 import grpc
 
-from gateway.grpc import wire
-from gateway.grpc.assembly import PREFIX, Assembly, MessageTooLong
-from gateway.grpc.compression import ENCODINGS, pack, unpack
-from gateway.grpc.http2.frames import ErrorCode as Http2Error
-from gateway.grpc.http2.frames import StreamFault
-from gateway.grpc.http2.limits import WINDOW_BYTES
-from gateway.grpc.http2.stream import Carrier
-from gateway.grpc.messages import WireMessage, join_message
-from gateway.grpc.methods import CallDetails, CallHost, DirectMethod
-from gateway.grpc.response import GrpcResponse
-from gateway.grpc.unary import as_sluice_error, status_of
-from gateway.telemetry.exemplars import current_span, sampled_span
-from serving.job import InferJob
 from sluice.errors import SluiceError
+from sluice.gateway.grpc import wire
+from sluice.gateway.grpc.assembly import PREFIX, Assembly, MessageTooLong
+from sluice.gateway.grpc.compression import ENCODINGS, pack, unpack
+from sluice.gateway.grpc.http2.frames import ErrorCode as Http2Error
+from sluice.gateway.grpc.http2.frames import StreamFault
+from sluice.gateway.grpc.http2.limits import WINDOW_BYTES
+from sluice.gateway.grpc.http2.stream import Carrier
+from sluice.gateway.grpc.messages import WireMessage, join_message
+from sluice.gateway.grpc.methods import CallDetails, CallHost, DirectMethod
+from sluice.gateway.grpc.response import GrpcResponse
+from sluice.gateway.grpc.unary import as_sluice_error, status_of
+from sluice.gateway.telemetry.exemplars import current_span, sampled_span
+from sluice.serving.job import InferJob
 
 log = logging.getLogger(__name__)
 _OK = grpc.StatusCode.OK

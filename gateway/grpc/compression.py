@@ -3,8 +3,8 @@
 import gzip
 import zlib
 
-from gateway.long_work import LONG_BYTES, run_aside
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.long_work import LONG_BYTES, run_aside
 
 ENCODINGS = ("identity", "deflate", "gzip")
 LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}

@@ -6,10 +6,11 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.calls import is_visible
-from gateway.grpc.unary import async_handler, sync_handler
-from gateway.v2.log_settings import LOG_SETTINGS, LogValue
-from gateway.v2.repository import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import is_visible
+from sluice.gateway.grpc.unary import async_handler, sync_handler
+from sluice.gateway.v2.log_settings import LOG_SETTINGS, LogValue
+from sluice.gateway.v2.repository import (
     ADAPTER_PARAMETERS,
     BASE_MODEL,
     LoadRequest,
@@ -18,10 +19,9 @@ from gateway.v2.repository import (
     load_model,
     unload_model,
 )
-from gateway.v2.server import V2Service, model_metadata, parse_version, server_metadata, statistics
-from gateway.v2.trace_values import TRACE_SETTINGS, TraceValue
-from serving.request import LATEST
-from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.v2.server import V2Service, model_metadata, parse_version, server_metadata, statistics
+from sluice.gateway.v2.trace_values import TRACE_SETTINGS, TraceValue
+from sluice.serving.request import LATEST
 
 _FILE_PREFIX = "file:"
 _LOG_KINDS = {

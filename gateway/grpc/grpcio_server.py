@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc
 
-from gateway.grpc.methods import CallDetails, Methods
-from gateway.listeners import ListenError
-from gateway.options.grpc import GrpcOptions
-from gateway.options.option import OptionError
 from sluice.addresses import host_and_port
+from sluice.gateway.grpc.methods import CallDetails, Methods
+from sluice.gateway.listeners import ListenError
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.gateway.options.option import OptionError
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}

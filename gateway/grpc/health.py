@@ -6,10 +6,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from gateway.grpc.messages import parse_message
-from gateway.grpc.unary import sync_handler
-from gateway.v2.server import V2Service
-from serving.request import LATEST
+from sluice.gateway.grpc.messages import parse_message
+from sluice.gateway.grpc.unary import sync_handler
+from sluice.gateway.v2.server import V2Service
+from sluice.serving.request import LATEST
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _WATCH_PERIOD_S = 0.5

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from gateway.grpc import wire
-from gateway.grpc.call import GrpcCall
-from gateway.grpc.compression import LEVELS
-from gateway.grpc.http2.connection import Connection
-from gateway.grpc.http2.header_blocks import Fields
-from gateway.grpc.http2.pings import PingRules
-from gateway.grpc.methods import Methods
-from gateway.listeners import listen
-from gateway.options.grpc import GrpcOptions
-from gateway.options.option import OptionError
+from sluice.gateway.grpc import wire
+from sluice.gateway.grpc.call import GrpcCall
+from sluice.gateway.grpc.compression import LEVELS
+from sluice.gateway.grpc.http2.connection import Connection
+from sluice.gateway.grpc.http2.header_blocks import Fields
+from sluice.gateway.grpc.http2.pings import PingRules
+from sluice.gateway.grpc.methods import Methods
+from sluice.gateway.listeners import listen
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.gateway.options.option import OptionError
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _HTTP1_TEXT = "This port speaks gRPC over HTTP/2. HTTP/1.1 is spoken on the port of --http-port.\n"
@@ -44,7 +44,7 @@ class CallServer:
         self._options = options
         self._host = host
         self.connections: set[Connection[wire.CallHead]] = set()
-        """Those that are open."""
+        """Open connections."""
         self._server: asyncio.Server | None = None
         self._changed: asyncio.Event = asyncio.Event()
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from gateway.access.control import TENANT_HEADER, check_tenant
-from gateway.calls import allowed_priority, current_call
-from gateway.grpc.messages import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.control import TENANT_HEADER, check_tenant
+from sluice.gateway.calls import allowed_priority, current_call
+from sluice.gateway.grpc.messages import (
     INLINE_BYTES,
     InferMessage,
     WireMessage,
@@ -18,24 +19,23 @@ from gateway.grpc.messages import (
     as_stream_response,
     split_message,
 )
-from gateway.grpc.methods import DirectCall
-from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
-from gateway.grpc.tracing import open_root
-from gateway.long_work import LONG_BYTES, LONG_ELEMENTS, has_short_inputs, prepare_inputs, run_aside, trim_later
-from gateway.path_masking import client_message
-from gateway.sessions import STICKY_HEADER, find_session
-from gateway.v2.classification import classify
-from gateway.v2.forwarded_headers import ForwardedHeaders
-from gateway.v2.server import V2Service, parse_version
-from gateway.v2.shared_memory import LONG_COPY_BYTES, LongCopyError, write_output
-from gateway.v2.trace import Trace
-from pipelines.text.model import text_model_of
-from serving.job import InferJob
-from serving.model import Model, infer_one
-from serving.request import LATEST, InferResponse, Parameter
-from serving.tensors.datatypes import BYTES
-from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.grpc.methods import DirectCall
+from sluice.gateway.grpc.requests import GrpcInferRequest, parse_infer_request
+from sluice.gateway.grpc.tracing import open_root
+from sluice.gateway.long_work import LONG_BYTES, LONG_ELEMENTS, has_short_inputs, prepare_inputs, run_aside, trim_later
+from sluice.gateway.path_masking import client_message
+from sluice.gateway.sessions import STICKY_HEADER, find_session
+from sluice.gateway.v2.classification import classify
+from sluice.gateway.v2.forwarded_headers import ForwardedHeaders
+from sluice.gateway.v2.server import V2Service, parse_version
+from sluice.gateway.v2.shared_memory import LONG_COPY_BYTES, LongCopyError, write_output
+from sluice.gateway.v2.trace import Trace
+from sluice.pipelines.text.model import text_model_of
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import LATEST, InferResponse, Parameter
+from sluice.serving.tensors.datatypes import BYTES
+from sluice.serving.tensors.tensor import Tensor
 
 _COPIED_BYTES = 32 << 10
 """Most bytes of tensors that are copied into a message; longer ones follow it."""

@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from gateway.calls import CallLog
-from gateway.grpc.access import guard, restrict
-from gateway.grpc.messages import WireMessage
-from gateway.grpc.tracing import trace_call
-from gateway.restrictions import Restrictions
-from gateway.tracing.tracer import Tracer
-from serving.job import InferJob
+from sluice.gateway.calls import CallLog
+from sluice.gateway.grpc.access import guard, restrict
+from sluice.gateway.grpc.messages import WireMessage
+from sluice.gateway.grpc.tracing import trace_call
+from sluice.gateway.restrictions import Restrictions
+from sluice.gateway.tracing.tracer import Tracer
+from sluice.serving.job import InferJob
 
 Handler = Any
 """A `grpc.RpcMethodHandler`, which has no types."""

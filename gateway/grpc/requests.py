@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.messages import InferMessage, split_contents
-from gateway.v2.shared_memory import SharedMemoryRegistry, copy_window
-from serving.model import Model
-from serving.request import InferRequest, SequenceFlag
-from serving.tensors import byte_strings
-from serving.tensors.datatypes import DATA_TYPES
-from serving.tensors.tensor import Buffer, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.grpc.messages import InferMessage, split_contents
+from sluice.gateway.v2.shared_memory import SharedMemoryRegistry, copy_window
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, SequenceFlag
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.datatypes import DATA_TYPES
+from sluice.serving.tensors.tensor import Buffer, Tensor
 
 PROTOCOL = "v2_grpc"
 """Label of these requests in the metrics."""

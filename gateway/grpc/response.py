@@ -2,11 +2,11 @@
 
 import grpc
 
-from gateway.grpc import wire
-from gateway.grpc.assembly import PREFIX
-from gateway.grpc.http2.header_blocks import write_fields
-from gateway.grpc.http2.stream import Carrier, Stream
-from gateway.grpc.messages import WireMessage, message_size
+from sluice.gateway.grpc import wire
+from sluice.gateway.grpc.assembly import PREFIX
+from sluice.gateway.grpc.http2.header_blocks import write_fields
+from sluice.gateway.grpc.http2.stream import Carrier, Stream
+from sluice.gateway.grpc.messages import WireMessage, message_size
 
 _OK = grpc.StatusCode.OK
 _SMALL_MESSAGE = 16 << 10

@@ -6,20 +6,20 @@ from typing import Any, Protocol
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from gateway.calls import ending_with_key
-from gateway.grpc.control import ExtensionCalls, RepositoryCalls
-from gateway.grpc.grpcio_server import GrpcioServer
-from gateway.grpc.health import HEALTH_SERVICE, HealthService
-from gateway.grpc.http2_server import CallServer
-from gateway.grpc.infer import InferReader, ModelInfer
-from gateway.grpc.messages import join_message
-from gateway.grpc.methods import Methods, service_handlers
-from gateway.grpc.stream import InferStream
-from gateway.grpc.unary import abort, as_sluice_error, raw_handler
-from gateway.options.grpc import GrpcOptions
-from gateway.restrictions import Restrictions
-from gateway.v2.server import V2Service
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import ending_with_key
+from sluice.gateway.grpc.control import ExtensionCalls, RepositoryCalls
+from sluice.gateway.grpc.grpcio_server import GrpcioServer
+from sluice.gateway.grpc.health import HEALTH_SERVICE, HealthService
+from sluice.gateway.grpc.http2_server import CallServer
+from sluice.gateway.grpc.infer import InferReader, ModelInfer
+from sluice.gateway.grpc.messages import join_message
+from sluice.gateway.grpc.methods import Methods, service_handlers
+from sluice.gateway.grpc.stream import InferStream
+from sluice.gateway.grpc.unary import abort, as_sluice_error, raw_handler
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.gateway.restrictions import Restrictions
+from sluice.gateway.v2.server import V2Service
 
 _SERVICE = "inference.GRPCInferenceService"
 _REFLECTION_SERVICES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")

@@ -13,19 +13,19 @@ from typing import Any
 
 import grpc
 
-from gateway.calls import Call, current_call
-from gateway.grpc.access import parse_peer
-from gateway.grpc.infer import InferReader, refusal_message, stream_message, takes_long
-from gateway.grpc.messages import InferMessage, WireMessage, message_size, split_message
-from gateway.grpc.requests import GrpcInferRequest
-from gateway.grpc.tracing import finish, open_root
-from gateway.grpc.unary import GRPC_CODE, as_sluice_error
-from gateway.long_work import run_aside
-from gateway.v2.trace import Trace, following
-from serving.job import InferJob
-from serving.model import MAX_UNREAD
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import Call, current_call
+from sluice.gateway.grpc.access import parse_peer
+from sluice.gateway.grpc.infer import InferReader, refusal_message, stream_message, takes_long
+from sluice.gateway.grpc.messages import InferMessage, WireMessage, message_size, split_message
+from sluice.gateway.grpc.requests import GrpcInferRequest
+from sluice.gateway.grpc.tracing import finish, open_root
+from sluice.gateway.grpc.unary import GRPC_CODE, as_sluice_error
+from sluice.gateway.long_work import run_aside
+from sluice.gateway.v2.trace import Trace, following
+from sluice.serving.job import InferJob
+from sluice.serving.model import MAX_UNREAD
+from sluice.serving.request import InferResponse
 from sluice.spans import Span, current_span
 
 MAX_IN_FLIGHT = 1024

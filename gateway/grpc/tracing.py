@@ -5,11 +5,11 @@ from typing import Any
 
 import grpc
 
-from gateway.calls import current_call
-from gateway.grpc.messages import WireMessage
-from gateway.grpc.unary import RawCall
-from gateway.tracing.timelines import RECEIVED
-from gateway.tracing.tracer import Tracer, finish_root, read_parent, remote_parent
+from sluice.gateway.calls import current_call
+from sluice.gateway.grpc.messages import WireMessage
+from sluice.gateway.grpc.unary import RawCall
+from sluice.gateway.tracing.timelines import RECEIVED
+from sluice.gateway.tracing.tracer import Tracer, finish_root, read_parent, remote_parent
 from sluice.spans import RemoteParent, Span, current_span
 
 _SERVICE = "inference.GRPCInferenceService"

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import grpc
 
-from gateway.grpc.messages import WireMessage, join_message, parse_settings
-from gateway.path_masking import client_message
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.grpc.messages import WireMessage, join_message, parse_settings
+from sluice.gateway.path_masking import client_message
 
 log = logging.getLogger(__name__)
 GRPC_CODE: dict[ErrorCode, grpc.StatusCode] = {

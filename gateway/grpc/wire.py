@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from gateway.grpc.compression import ENCODINGS
-from gateway.grpc.http2.header_blocks import Fields, write_fields
+from sluice.gateway.grpc.compression import ENCODINGS
+from sluice.gateway.grpc.http2.header_blocks import Fields, write_fields
 
 ENCODINGS_TEXT = ", ".join(ENCODINGS)
 CONTENT_TYPE = b"application/grpc"

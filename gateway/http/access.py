@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.access.control import TENANT_HEADER, Credentials
-from gateway.access.identity import RouteGroup
-from gateway.access.rights import CATEGORY_GROUPS
-from gateway.calls import Call, CallLog
-from gateway.http.errors import error_response, is_anthropic
-from gateway.http.sse import DIRECT_WRITER, PIECE_WRITER, DirectWriter, WritePiece
-from gateway.restrictions import ApiCategory, Restrictions
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.control import TENANT_HEADER, Credentials
+from sluice.gateway.access.identity import RouteGroup
+from sluice.gateway.access.rights import CATEGORY_GROUPS
+from sluice.gateway.calls import Call, CallLog
+from sluice.gateway.http.errors import error_response, is_anthropic
+from sluice.gateway.http.sse import DIRECT_WRITER, PIECE_WRITER, DirectWriter, WritePiece
+from sluice.gateway.restrictions import ApiCategory, Restrictions
 
 IN_PROCESS = "sluice.in_process"
 """Key of the ASGI scope of requests that the server sends to itself: the identity of whoever had this done, None

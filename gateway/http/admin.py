@@ -7,10 +7,11 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from gateway.access.control import AccessControl
-from gateway.access.grants import check_change, check_grant, check_limits
-from gateway.access.identity import ANY_TENANT, Identity, QuotaLimits, RouteGroup
-from gateway.access.keys import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.control import AccessControl
+from sluice.gateway.access.grants import check_change, check_grant, check_limits
+from sluice.gateway.access.identity import ANY_TENANT, Identity, QuotaLimits, RouteGroup
+from sluice.gateway.access.keys import (
     StoredKey,
     check_tenant_name,
     describe_key,
@@ -22,13 +23,12 @@ from gateway.access.keys import (
     rotate_key,
     update_key,
 )
-from gateway.access.store import KeyStore
-from gateway.calls import current_identity
-from gateway.http.bodies import json_response, read_body
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import RequestObject
-from gateway.options.http import HttpOptions
-from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.store import KeyStore
+from sluice.gateway.calls import current_identity
+from sluice.gateway.http.bodies import json_response, read_body
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import RequestObject
+from sluice.gateway.options.http import HttpOptions
 
 log = logging.getLogger(__name__)
 

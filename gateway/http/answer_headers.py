@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipelines.answers.notes import AnswerNotes, current_notes
+from sluice.pipelines.answers.notes import AnswerNotes, current_notes
 
 ANSWER_HEADERS = ("x-sluice-target", "x-sluice-attempts", "x-sluice-cache")
 

@@ -12,40 +12,40 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.batches.service import BatchService
-from gateway.calls import BATCH, CallLog
-from gateway.http import admin, live, live_requests, logs, profile, root, sleep, timelines, usage
-from gateway.http.access import IN_PROCESS, CallMiddleware, PageGuard, PageMiddleware, RestrictedApiMiddleware
-from gateway.http.answer_headers import ANSWER_HEADERS, AnswerHeadersMiddleware
-from gateway.http.anthropic import batches as message_batches
-from gateway.http.anthropic import routes as anthropic_routes
-from gateway.http.console import routes as console_routes
-from gateway.http.direct import Direct, GuardedDirect
-from gateway.http.errors import install_error_handlers, is_ollama, is_v2
-from gateway.http.in_process import InProcessClient
-from gateway.http.ollama import routes as ollama_routes
-from gateway.http.openai import batches as batch_routes
-from gateway.http.openai import routes as openai_routes
-from gateway.http.openapi import serve_docs
-from gateway.http.rag import routes as rag_routes
-from gateway.http.request import RequestIdMiddleware
-from gateway.http.routers import add_routes
-from gateway.http.streams import routes as stream_routes
-from gateway.http.streams.middleware import StreamMiddleware
-from gateway.http.streams.service import StreamService
-from gateway.http.tracing import TraceMiddleware
-from gateway.http.v2.app import V2App
-from gateway.live.alerts import AlertJudge
-from gateway.live.feeds import LiveFeeds
-from gateway.live.sampler import WatchedServer
-from gateway.options.config import ServeConfig
-from gateway.restrictions import ApiCategory, Restrictions
-from gateway.service import InferenceService
-from gateway.streams.metrics import StreamCollector
-from gateway.telemetry.aliases import AliasedRegistry
-from gateway.telemetry.exposition import choose_writer
-from gateway.telemetry.metrics import GatewayMetrics
 from sluice import __version__
+from sluice.gateway.batches.service import BatchService
+from sluice.gateway.calls import BATCH, CallLog
+from sluice.gateway.http import admin, live, live_requests, logs, profile, root, sleep, timelines, usage
+from sluice.gateway.http.access import IN_PROCESS, CallMiddleware, PageGuard, PageMiddleware, RestrictedApiMiddleware
+from sluice.gateway.http.answer_headers import ANSWER_HEADERS, AnswerHeadersMiddleware
+from sluice.gateway.http.anthropic import batches as message_batches
+from sluice.gateway.http.anthropic import routes as anthropic_routes
+from sluice.gateway.http.console import routes as console_routes
+from sluice.gateway.http.direct import Direct, GuardedDirect
+from sluice.gateway.http.errors import install_error_handlers, is_ollama, is_v2
+from sluice.gateway.http.in_process import InProcessClient
+from sluice.gateway.http.ollama import routes as ollama_routes
+from sluice.gateway.http.openai import batches as batch_routes
+from sluice.gateway.http.openai import routes as openai_routes
+from sluice.gateway.http.openapi import serve_docs
+from sluice.gateway.http.rag import routes as rag_routes
+from sluice.gateway.http.request import RequestIdMiddleware
+from sluice.gateway.http.routers import add_routes
+from sluice.gateway.http.streams import routes as stream_routes
+from sluice.gateway.http.streams.middleware import StreamMiddleware
+from sluice.gateway.http.streams.service import StreamService
+from sluice.gateway.http.tracing import TraceMiddleware
+from sluice.gateway.http.v2.app import V2App
+from sluice.gateway.live.alerts import AlertJudge
+from sluice.gateway.live.feeds import LiveFeeds
+from sluice.gateway.live.sampler import WatchedServer
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.restrictions import ApiCategory, Restrictions
+from sluice.gateway.service import InferenceService
+from sluice.gateway.streams.metrics import StreamCollector
+from sluice.gateway.telemetry.aliases import AliasedRegistry
+from sluice.gateway.telemetry.exposition import choose_writer
+from sluice.gateway.telemetry.metrics import GatewayMetrics
 
 
 def create_app(

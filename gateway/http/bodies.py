@@ -9,10 +9,10 @@ import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from gateway.http.parsing import parse_pieces_of_body, warning_header
-from gateway.http.request import read_pieces
-from gateway.long_work import LONG_ELEMENTS, PIECE_ELEMENTS, breathe, run_aside
-from gateway.options.http import HttpOptions
+from sluice.gateway.http.parsing import parse_pieces_of_body, warning_header
+from sluice.gateway.http.request import read_pieces
+from sluice.gateway.long_work import LONG_ELEMENTS, PIECE_ELEMENTS, breathe, run_aside
+from sluice.gateway.options.http import HttpOptions
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 

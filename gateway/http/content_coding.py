@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 from starlette.types import Scope
 
-from gateway.http.errors import UnknownEncodingError, body_too_large
-from gateway.long_work import run_aside
 from sluice.errors import SluiceError, invalid
+from sluice.gateway.http.errors import UnknownEncodingError, body_too_large
+from sluice.gateway.long_work import run_aside
 
 ENCODING, _LENGTH = b"content-encoding", b"content-length"
 _UNPACKED = frozenset({"gzip", "x-gzip", "deflate"})

@@ -11,11 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from gateway.calls import CallLog
-from gateway.http.access import PageGuard
-from gateway.http.errors import CLIENT_CLOSED_REQUEST
-from gateway.http.request import CountResponse, RequestIdMiddleware, choose_request_id
-from gateway.telemetry.logs import current_request_id
+from sluice.gateway.calls import CallLog
+from sluice.gateway.http.access import PageGuard
+from sluice.gateway.http.errors import CLIENT_CLOSED_REQUEST
+from sluice.gateway.http.request import CountResponse, RequestIdMiddleware, choose_request_id
+from sluice.gateway.telemetry.logs import current_request_id
 
 CLOSING = (b"connection", b"close")
 _ID_HEADER = b"x-request-id"

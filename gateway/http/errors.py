@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from gateway.path_masking import client_message
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.path_masking import client_message
 
 log = logging.getLogger(__name__)
 

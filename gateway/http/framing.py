@@ -6,7 +6,7 @@ import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.http.errors import broken_request_body
+from sluice.gateway.http.errors import broken_request_body
 
 HTTP2_PREFACE = "HTTP/2 by prior knowledge is not served here, send HTTP/1.1"
 _VERSIONS = ("1.0", "1.1")

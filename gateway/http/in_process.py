@@ -4,13 +4,13 @@ import asyncio
 
 from starlette.types import ASGIApp, Message
 
-from engine.types import BACKGROUND_PRIORITY
-from gateway.access.control import TENANT_HEADER
-from gateway.access.identity import Identity
-from gateway.batches.line_run import Answered
-from gateway.calls import NO_RETRY
-from gateway.http.access import IN_PROCESS
-from gateway.http.request import PRIORITY_HEADER
+from sluice.engine.types import BACKGROUND_PRIORITY
+from sluice.gateway.access.control import TENANT_HEADER
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.batches.line_run import Answered
+from sluice.gateway.calls import NO_RETRY
+from sluice.gateway.http.access import IN_PROCESS
+from sluice.gateway.http.request import PRIORITY_HEADER
 
 
 class InProcessClient:

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from gateway.long_work import breathe
+from sluice.gateway.long_work import breathe
 
 Container = list[Any] | dict[str, Any]
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from gateway.http.errors import openai_error_body
-from gateway.http.sse import EventStreamResponse
-from gateway.live.feeds import LONGEST_S, SHORTEST_S, LiveFeeds, choose_interval
 from sluice.errors import SluiceError
+from sluice.gateway.http.errors import openai_error_body
+from sluice.gateway.http.sse import EventStreamResponse
+from sluice.gateway.live.feeds import LONGEST_S, SHORTEST_S, LiveFeeds, choose_interval
 
 _NO_STORE = {"cache-control": "no-store"}
 _KEEP_ALIVE_S = 20.0

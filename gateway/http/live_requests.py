@@ -5,9 +5,9 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Query, Response
 
-from gateway.http.bodies import json_response
-from gateway.live_requests import LiveRequests
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.live_requests import LiveRequests
 
 _MOST = 10_000
 _NO_STORE = {"cache-control": "no-store"}

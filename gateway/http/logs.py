@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 import msgspec
 from fastapi import APIRouter, Query, Response
 
-from gateway.health import Phase
-from gateway.http.bodies import json_response
-from gateway.http.errors import openai_error_body
-from gateway.http.sse import EventStreamResponse
-from gateway.service import InferenceService
-from gateway.telemetry.log_ring import MAX_LINES, LogLine, LogRing, find_ring, level_number
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.health import Phase
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.http.errors import openai_error_body
+from sluice.gateway.http.sse import EventStreamResponse
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.log_ring import MAX_LINES, LogLine, LogRing, find_ring, level_number
 
 _NO_STORE = {"cache-control": "no-store"}
 _KEEP_ALIVE_S = 20.0

@@ -13,9 +13,9 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.staticfiles import StaticFiles
 
-from gateway.http.parsing import RequestObject
-from gateway.http.request import SCHEDULING_PARAMETERS
-from pipelines.rag import owner_keys
+from sluice.gateway.http.parsing import RequestObject
+from sluice.gateway.http.request import SCHEDULING_PARAMETERS
+from sluice.pipelines.rag import owner_keys
 
 _COLLECTION_KEY: dict[str, Any] = {
     "name": owner_keys.HEADER,

@@ -24,16 +24,16 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from engine.guidance.closing import rewrite
-from engine.guidance.rewriting import Note
-from engine.guidance.schema import parse_schema
-from engine.guidance.translate import MAX_BYTES
-from engine.types import Grammar, GrammarKind
-from gateway.http.errors import requirement
-from gateway.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits
-from gateway.long_work import run_aside
-from pipelines.rag import owner_keys
+from sluice.engine.guidance.closing import rewrite
+from sluice.engine.guidance.rewriting import Note
+from sluice.engine.guidance.schema import parse_schema
+from sluice.engine.guidance.translate import MAX_BYTES
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.errors import requirement
+from sluice.gateway.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits
+from sluice.gateway.long_work import run_aside
+from sluice.pipelines.rag import owner_keys
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 REQUEST_LIMITS = DocumentLimits(values=(1 << 20) + (1 << 16), members=1 << 15, strings=1 << 16, string_chars=1 << 24)

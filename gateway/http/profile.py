@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from gateway.http.bodies import json_response
-from gateway.profiler import Profiler
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.profiler import Profiler
 
 _MOST_S = 60.0
 

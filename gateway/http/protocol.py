@@ -11,12 +11,12 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.http.direct import Direct, DirectExchange
-from gateway.http.framing import HTTP2_PREFACE, FaultError, check_odd_head, framed, refusal, shown
-from gateway.http.request import choose_request_id
-from gateway.http.sse import DIRECT_WRITER, PIECE_WRITER
-from gateway.http.writing import CorkedTransport, PieceWriter, is_plain
-from gateway.standstill import UNREAD_LOOK_S, has_unread
+from sluice.gateway.http.direct import Direct, DirectExchange
+from sluice.gateway.http.framing import HTTP2_PREFACE, FaultError, check_odd_head, framed, refusal, shown
+from sluice.gateway.http.request import choose_request_id
+from sluice.gateway.http.sse import DIRECT_WRITER, PIECE_WRITER
+from sluice.gateway.http.writing import CorkedTransport, PieceWriter, is_plain
+from sluice.gateway.standstill import UNREAD_LOOK_S, has_unread
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,12 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.access.control import TENANT_HEADER, check_tenant
-from gateway.access.ring import SERVER_KEY
-from gateway.calls import allowed_priority, current_call
-from gateway.http.content_coding import ENCODING, is_packed, unpack_pieces
-from gateway.http.errors import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.access.control import TENANT_HEADER, check_tenant
+from sluice.gateway.access.ring import SERVER_KEY
+from sluice.gateway.calls import allowed_priority, current_call
+from sluice.gateway.http.content_coding import ENCODING, is_packed, unpack_pieces
+from sluice.gateway.http.errors import (
     QUEUE_TIMEOUT_HEADER,
     TIMEOUT_HEADER,
     as_sluice_error,
@@ -27,12 +28,11 @@ from gateway.http.errors import (
     error_response,
     is_anthropic,
 )
-from gateway.long_work import LONG_BYTES, trim_later
-from gateway.options.http import RequestOptions
-from gateway.sessions import STICKY_HEADER, find_session
-from gateway.telemetry.exemplars import TraceSpan, current_span, sampled_span
-from gateway.telemetry.logs import current_request_id
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.long_work import LONG_BYTES, trim_later
+from sluice.gateway.options.http import RequestOptions
+from sluice.gateway.sessions import STICKY_HEADER, find_session
+from sluice.gateway.telemetry.exemplars import TraceSpan, current_span, sampled_span
+from sluice.gateway.telemetry.logs import current_request_id
 
 T = TypeVar("T")
 

@@ -6,15 +6,15 @@ from html import escape
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from gateway.calls import is_visible
-from gateway.http.access import CONSOLE, find_api_category
-from gateway.http.openapi import PAGE_HEADERS
-from gateway.listeners import GrpcEndpoint
-from gateway.options.http import HttpOptions
-from gateway.path_masking import hide_paths
-from gateway.restrictions import ApiCategory, Restrictions
-from gateway.service import InferenceService
 from sluice import __version__
+from sluice.gateway.calls import is_visible
+from sluice.gateway.http.access import CONSOLE, find_api_category
+from sluice.gateway.http.openapi import PAGE_HEADERS
+from sluice.gateway.listeners import GrpcEndpoint
+from sluice.gateway.options.http import HttpOptions
+from sluice.gateway.path_masking import hide_paths
+from sluice.gateway.restrictions import ApiCategory, Restrictions
+from sluice.gateway.service import InferenceService
 
 _JSON = "application/json"
 _LINKS = {

@@ -1,4 +1,4 @@
-"""The sampling fields of JSON requests, made from the table `engine.sampling_fields`."""
+"""The sampling fields of JSON requests, made from the table `sluice.engine.sampling_fields`."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, create_model
 
-from engine.sampling_fields import MAX_SEED, FieldKind, FieldOrigin, SamplingField
-from gateway.http.parsing import RequestObject, WholeNumber, union_error
+from sluice.engine.sampling_fields import MAX_SEED, FieldKind, FieldOrigin, SamplingField
 from sluice.errors import invalid
+from sluice.gateway.http.parsing import RequestObject, WholeNumber, union_error
 
 
 def _switch_kind(value: Any) -> str | None:

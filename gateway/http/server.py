@@ -10,8 +10,8 @@ from time import monotonic
 import uvicorn
 from starlette.types import ASGIApp
 
-from gateway.http.direct import Direct, find_direct
-from gateway.http.protocol import BoundedHttpProtocol, ConnectionState
+from sluice.gateway.http.direct import Direct, find_direct
+from sluice.gateway.http.protocol import BoundedHttpProtocol, ConnectionState
 
 _KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open: longer than in the pools of common clients, so that they close first."""

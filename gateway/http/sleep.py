@@ -5,11 +5,11 @@ from typing import Annotated, get_args
 
 from fastapi import APIRouter, Query, Response
 
-from engine.client.interface import Engine
-from engine.frames import SleepMode
-from gateway.http.bodies import json_response
-from gateway.service import InferenceService
+from sluice.engine.client.interface import Engine
+from sluice.engine.frames import SleepMode
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.service import InferenceService
 
 _MODEL = Annotated[str, Query(description="The model; without it all that can sleep.")]
 _TAGS = ("weights", "kv_cache", "scheduling")

@@ -11,12 +11,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.calls import ending_with_key
-from gateway.http.errors import as_sluice_error
-from gateway.http.request import DETACHED, Detached, run_while_connected
-from pipelines.llm.waking import held_listener
-from pipelines.text.relay import RelayedEvents, Sink
 from sluice.errors import SluiceError
+from sluice.gateway.calls import ending_with_key
+from sluice.gateway.http.errors import as_sluice_error
+from sluice.gateway.http.request import DETACHED, Detached, run_while_connected
+from sluice.pipelines.llm.waking import held_listener
+from sluice.pipelines.text.relay import RelayedEvents, Sink
 
 DONE = b"data: [DONE]\n\n"
 """Last event of every stream that is whole."""

@@ -5,11 +5,11 @@ from typing import Annotated
 import msgspec
 from fastapi import APIRouter, Query, Response
 
-from gateway.access.identity import RouteGroup
-from gateway.calls import current_identity
-from gateway.http.bodies import json_response
-from gateway.tracing.timelines import TimelineOwner, Timelines, TimelineSummary
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import RouteGroup
+from sluice.gateway.calls import current_identity
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.tracing.timelines import TimelineOwner, Timelines, TimelineSummary
 
 _NO_STORE = {"cache-control": "no-store"}
 _MOST = 10_000

@@ -9,12 +9,12 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Discriminator, Tag
 
-from gateway.http.parsing import quote_value, relaxed_parts, text_or_object, union_error
-from gateway.long_work import breathe, run_aside
-from pipelines.chat.formats import parse_tools
-from pipelines.text.stream import sent_prompt
-from pipelines.text.types import Conversation, TextRequest
 from sluice.errors import SluiceError, invalid
+from sluice.gateway.http.parsing import quote_value, relaxed_parts, text_or_object, union_error
+from sluice.gateway.long_work import breathe, run_aside
+from sluice.pipelines.chat.formats import parse_tools
+from sluice.pipelines.text.stream import sent_prompt
+from sluice.pipelines.text.types import Conversation, TextRequest
 
 T = TypeVar("T")
 

@@ -6,13 +6,13 @@ from functools import partial
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.access.identity import RouteGroup
-from gateway.calls import current_call
-from gateway.http.access import find_place
-from gateway.tracing.timelines import RECEIVED
-from gateway.tracing.tracer import Tracer, finish_root, read_parent, remote_parent
-from serving.model import Model
 from sluice.errors import SluiceError
+from sluice.gateway.access.identity import RouteGroup
+from sluice.gateway.calls import current_call
+from sluice.gateway.http.access import find_place
+from sluice.gateway.tracing.timelines import RECEIVED
+from sluice.gateway.tracing.tracer import Tracer, finish_root, read_parent, remote_parent
+from sluice.serving.model import Model
 from sluice.spans import Attributes, Span, current_span
 
 _GROUPS = frozenset({RouteGroup.INFERENCE, RouteGroup.EMBEDDINGS, RouteGroup.RAG})

@@ -8,14 +8,14 @@ import orjson
 from fastapi import APIRouter, Query, Response
 from starlette.responses import StreamingResponse
 
-from gateway.access.identity import ANY_TENANT, RouteGroup
-from gateway.calls import current_identity
-from gateway.http.bodies import json_response
-from gateway.ledger.rows import LedgerRow
-from gateway.ledger.store import LedgerStore, UsageQuery
-from gateway.ledger.usage import describe_usage, parse_query
-from gateway.service import InferenceService
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import ANY_TENANT, RouteGroup
+from sluice.gateway.calls import current_identity
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.ledger.rows import LedgerRow
+from sluice.gateway.ledger.store import LedgerStore, UsageQuery
+from sluice.gateway.ledger.usage import describe_usage, parse_query
+from sluice.gateway.service import InferenceService
 
 _START = Annotated[str, Query(description="First day, by UTC: 2026-11-01. Default: 30 days in all.")]
 _END = Annotated[str, Query(description="Last day, which is included. Default: today.")]

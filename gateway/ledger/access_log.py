@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from gateway.calls import Call
-from gateway.ledger.lines import LineWriter, Sink
+from sluice.gateway.calls import Call
+from sluice.gateway.ledger.lines import LineWriter, Sink
 
 _PLAIN = re.compile(r"[!#-\[\]-~]+")
 

@@ -11,12 +11,12 @@ from uuid import uuid4
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.calls import Call
-from gateway.ledger.prices import PriceTable
-from gateway.ledger.rows import day_at, make_row, reached_model, sum_days
-from gateway.ledger.store import LedgerBatch, LedgerStore
 from sluice.calendar_clock import CalendarClock
 from sluice.errors import SluiceError
+from sluice.gateway.calls import Call
+from sluice.gateway.ledger.prices import PriceTable
+from sluice.gateway.ledger.rows import day_at, make_row, reached_model, sum_days
+from sluice.gateway.ledger.store import LedgerBatch, LedgerStore
 
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from gateway.ledger.sqlite import SqliteLedger
-from gateway.ledger.store import LedgerStore
 from sluice.errors import invalid
+from sluice.gateway.ledger.sqlite import SqliteLedger
+from sluice.gateway.ledger.store import LedgerStore
 
 _POSTGRES = ("postgresql://", "postgres://")
 
@@ -20,7 +20,7 @@ def open_ledger(place: str) -> LedgerStore:
     if not is_postgres(place):
         return SqliteLedger(Path(os.path.expanduser(place)))
     try:
-        from gateway.ledger.postgres import PostgresLedger
+        from sluice.gateway.ledger.postgres import PostgresLedger
     except ImportError as error:
         message = f"a ledger in Postgres needs psycopg, which is not here ({error}): pip install 'sluice[postgres]'"
         raise invalid("ledger", message) from None

@@ -7,8 +7,8 @@ from datetime import date
 import psycopg
 from psycopg.rows import TupleRow
 
-from gateway.ledger.rows import DAY_US, LedgerRow, day_number
-from gateway.ledger.store import (
+from sluice.gateway.ledger.rows import DAY_US, LedgerRow, day_number
+from sluice.gateway.ledger.store import (
     ROW_COLUMNS,
     LedgerBatch,
     UsageQuery,
@@ -16,7 +16,7 @@ from gateway.ledger.store import (
     rows_statement,
     usage_statement,
 )
-from pipelines.rag.stores.postgres.connections import (
+from sluice.pipelines.rag.stores.postgres.connections import (
     GONE_ERRORS,
     ConnectionLimits,
     PostgresPool,

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from engine.yaml_text import load_yaml
+from sluice.engine.yaml_text import load_yaml
 
 _MAX_CACHED = 1024
 PRICES_FLAG = "--price-table"

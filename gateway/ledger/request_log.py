@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 import re2
 
-from gateway.calls import Call
-from gateway.ledger.access_log import describe_call
-from gateway.ledger.lines import LineWriter, Sink
-from gateway.ledger.rows import reached_model
+from sluice.gateway.calls import Call
+from sluice.gateway.ledger.access_log import describe_call
+from sluice.gateway.ledger.lines import LineWriter, Sink
+from sluice.gateway.ledger.rows import reached_model
 
 MAX_CONTENT_BYTES = 256 << 10
 """Longer bodies are logged by their hash alone."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime
 from typing import NamedTuple
 
-from gateway.access.identity import RouteGroup
-from gateway.calls import CACHED, Call
-from gateway.ledger.prices import PriceTable
+from sluice.gateway.access.identity import RouteGroup
+from sluice.gateway.calls import CACHED, Call
+from sluice.gateway.ledger.prices import PriceTable
 
 _MODEL_GROUPS = (RouteGroup.INFERENCE, RouteGroup.EMBEDDINGS, RouteGroup.RAG)
 _REFUSED = (401, 403, 404, 5, 7, 16)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import apsw
 
-from gateway.ledger.rows import DAY_US, LedgerRow, day_number
-from gateway.ledger.store import (
+from sluice.gateway.ledger.rows import DAY_US, LedgerRow, day_number
+from sluice.gateway.ledger.store import (
     ROW_COLUMNS,
     LedgerBatch,
     UsageQuery,
@@ -15,8 +15,8 @@ from gateway.ledger.store import (
     rows_statement,
     usage_statement,
 )
-from pipelines.sqlite.connections import FileConnections, FileLimits, Schema
-from pipelines.sqlite.queries import Row, query_row, query_rows
+from sluice.pipelines.sqlite.connections import FileConnections, FileLimits, Schema
+from sluice.pipelines.sqlite.queries import Row, query_row, query_rows
 
 LEDGER_SCHEMA = Schema(
     0x534C4C47,

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import date
 from typing import NamedTuple, Protocol
 
-from gateway.ledger.rows import DAY_COUNTS, DAY_KEY, DAY_US, DaySum, LedgerRow, day_number
+from sluice.gateway.ledger.rows import DAY_COUNTS, DAY_KEY, DAY_US, DaySum, LedgerRow, day_number
 
 GROUPINGS = ("day", "key", "tenant", "model", "adapter")
 """Fields by which usage may be grouped."""

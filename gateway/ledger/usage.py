@@ -4,9 +4,9 @@ import asyncio
 from datetime import date
 from typing import Any
 
-from gateway.ledger.rows import DAY_COUNTS, day_of, today
-from gateway.ledger.store import GROUPINGS, LedgerStore, UsageQuery, usage_statement
 from sluice.errors import invalid
+from sluice.gateway.ledger.rows import DAY_COUNTS, day_of, today
+from sluice.gateway.ledger.store import GROUPINGS, LedgerStore, UsageQuery, usage_statement
 
 DEFAULT_DAYS = 30
 _MICROS = 1_000_000

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from time import monotonic
 
-from gateway.live.bounds import BoundKind, Health, LiveFinding, Observation, judge, judge_health
-from gateway.live.sample import AlertPart
-from gateway.live.scrape import Change, Scrape, read_families
-from gateway.path_masking import hide_paths
-from gateway.service import InferenceService
+from sluice.gateway.live.bounds import BoundKind, Health, LiveFinding, Observation, judge, judge_health
+from sluice.gateway.live.sample import AlertPart
+from sluice.gateway.live.scrape import Change, Scrape, read_families
+from sluice.gateway.path_masking import hide_paths
+from sluice.gateway.service import InferenceService
 
 JUDGED_S = 5.0
 """How often the bounds are judged: all metrics are read for that."""

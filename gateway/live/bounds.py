@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gateway.live.findings import Finding, Severity
-from gateway.live.scrape import Change
+from sluice.gateway.live.findings import Finding, Severity
+from sluice.gateway.live.scrape import Change
 
 BUSY_SHARE = 0.8
 """The share of a second in which a thread, a step or an instance is at work from which on it counts as always busy."""

@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from engine.client.base import EngineClient
-from engine.client.viewing import EngineViewer
-from engine.fleet.client import FleetClient
-from engine.fleet.replica import Replica
-from engine.frames import BlockMap, TenantTokens
-from engine.statistics import EngineStats
-from engine.types import EngineInfo
-from gateway.live.sample import BlockMapPart, BlocksPart, EnginePart, ReplicaPart, StepRow
-from gateway.path_masking import hide_paths
-from pipelines.llm.model import LlmModel
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.viewing import EngineViewer
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.frames import BlockMap, TenantTokens
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import EngineInfo
+from sluice.gateway.live.sample import BlockMapPart, BlocksPart, EnginePart, ReplicaPart, StepRow
+from sluice.gateway.path_masking import hide_paths
+from sluice.pipelines.llm.model import LlmModel
 
 MAX_STEPS = 256
 VIEW_S = 0.2

@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from gateway.health import Phase
-from gateway.live.sampler import LiveSampler, WatchedServer
+from sluice.gateway.health import Phase
+from sluice.gateway.live.sampler import LiveSampler, WatchedServer
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ Fields may be added within a version; one that changes its meaning or goes takes
 
 import msgspec
 
-from gateway.live_requests import LiveRequest
-from gateway.telemetry.log_ring import LogLine
+from sluice.gateway.live_requests import LiveRequest
+from sluice.gateway.telemetry.log_ring import LogLine
 
 VERSION = 1
 

@@ -6,22 +6,22 @@ from time import perf_counter, time
 
 import psutil
 
-from gateway.health import Phase
-from gateway.live.alerts import AlertJudge
-from gateway.live.engines import EngineWatch, ask_views, describe_replicas, list_engines
-from gateway.live.sample import EnginePart, LiveSample, ServerPart, ThroughputPart
-from gateway.live.tables import (
+from sluice import __version__
+from sluice.gateway.health import Phase
+from sluice.gateway.live.alerts import AlertJudge
+from sluice.gateway.live.engines import EngineWatch, ask_views, describe_replicas, list_engines
+from sluice.gateway.live.sample import EnginePart, LiveSample, ServerPart, ThroughputPart
+from sluice.gateway.live.tables import (
     describe_keys,
     describe_models,
     describe_tenants,
     list_sequences,
     read_quotas,
 )
-from gateway.live.totals import LatencyWindow, Totals, read_totals
-from gateway.path_masking import hide_paths
-from gateway.service import InferenceService
-from gateway.telemetry.log_ring import find_ring
-from sluice import __version__
+from sluice.gateway.live.totals import LatencyWindow, Totals, read_totals
+from sluice.gateway.path_masking import hide_paths
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.log_ring import find_ring
 
 MAX_WARNINGS = 100
 _LEAST_S = 1e-3

@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from engine.frames import TenantTokens
-from gateway.live.sample import KeyPart, ModelPart, QuotaPart, SequencesPart, TenantPart, VersionPart
-from gateway.live_requests import RUNNING, LiveRequest
-from gateway.path_masking import hide_paths
-from gateway.quotas.account import MICROS, Account
-from gateway.quotas.observer import account_levels
-from gateway.quotas.store import QuotaStore
-from pipelines.llm.model import LlmModel
-from serving.model import Model
-from serving.repository.managed_model import IndexEntry, ModelState
-from serving.repository.repository import ModelRepository
+from sluice.engine.frames import TenantTokens
 from sluice.errors import SluiceError
+from sluice.gateway.live.sample import KeyPart, ModelPart, QuotaPart, SequencesPart, TenantPart, VersionPart
+from sluice.gateway.live_requests import RUNNING, LiveRequest
+from sluice.gateway.path_masking import hide_paths
+from sluice.gateway.quotas.account import MICROS, Account
+from sluice.gateway.quotas.observer import account_levels
+from sluice.gateway.quotas.store import QuotaStore
+from sluice.pipelines.llm.model import LlmModel
+from sluice.serving.model import Model
+from sluice.serving.repository.managed_model import IndexEntry, ModelState
+from sluice.serving.repository.repository import ModelRepository
 
 MAX_SEQUENCES = 200
 MAX_TENANTS = MAX_KEYS = 100

@@ -7,8 +7,8 @@ from math import inf
 
 from prometheus_client.core import Metric
 
-from gateway.live.sample import LatencyPart, Percentiles
-from gateway.live.scrape import bucket_quantile
+from sluice.gateway.live.sample import LatencyPart, Percentiles
+from sluice.gateway.live.scrape import bucket_quantile
 
 WINDOW_S = 60.0
 _SHARES = (0.5, 0.9, 0.99)

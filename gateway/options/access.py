@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.options.option import OptionError, option, printable_text, truth
-from gateway.options.responses import NONE, parse_store_place
+from sluice.gateway.options.option import OptionError, option, printable_text, truth
+from sluice.gateway.options.responses import NONE, parse_store_place
 
 _MOST_KEY_BYTES = 4096
 _CLAIM_FIELDS = ("name", "tenant", "models", "adapters", "groups")

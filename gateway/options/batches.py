@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.options.option import integer, option, printable_text, size
+from sluice.gateway.options.option import integer, option, printable_text, size
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.options.config import GROUPS, ParsedFlags, list_options
-from gateway.options.option import OneLineParser, Option, OptionError, truth
-from gateway.options.telemetry import TRACE_CONFIG
+from sluice.gateway.options.config import GROUPS, ParsedFlags, list_options
+from sluice.gateway.options.option import OneLineParser, Option, OptionError, truth
+from sluice.gateway.options.telemetry import TRACE_CONFIG
 
 _DESCRIPTION = "Serve models: OpenAI API and Triton v2 over HTTP, Triton v2 over gRPC, Prometheus metrics."
 _TRUTHS = ("true", "false", "True", "False", "1", "0")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from engine.config import EngineConfig, Runtime, Speculation
-from engine.runtimes import BUNDLED
-from gateway.options.access import AccessOptions
-from gateway.options.batches import BatchOptions
-from gateway.options.engine import (
+from sluice.engine.config import EngineConfig, Runtime, Speculation
+from sluice.engine.runtimes import BUNDLED
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.batches import BatchOptions
+from sluice.gateway.options.engine import (
     STEP_SIZES,
     CacheOptions,
     ModelOptions,
@@ -26,31 +26,31 @@ from gateway.options.engine import (
     choose_step_sizes,
     chooses_chunk,
 )
-from gateway.options.engine_server import EngineServerOptions
-from gateway.options.fleet import FleetOptions
-from gateway.options.grpc import GrpcOptions
-from gateway.options.http import HttpOptions, RequestOptions
-from gateway.options.ledger import LedgerOptions
-from gateway.options.option import (
+from sluice.gateway.options.engine_server import EngineServerOptions
+from sluice.gateway.options.fleet import FleetOptions
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.gateway.options.http import HttpOptions, RequestOptions
+from sluice.gateway.options.ledger import LedgerOptions
+from sluice.gateway.options.option import (
     Option,
     OptionError,
     declared_option,
     option,
     seconds,
 )
-from gateway.options.quotas import QuotaOptions
-from gateway.options.rag import RagClientOptions, RagOptions
-from gateway.options.responses import ResponsesOptions
-from gateway.options.routes import RouteOptions
-from gateway.options.serving import InstanceOptions, RepositoryOptions, ResponseCacheOptions
-from gateway.options.streams import StreamOptions
-from gateway.options.telemetry import LoggingOptions, MetricsOptions, TraceOptions
-from gateway.options.tensorrt_llm import TensorRtLlmOptions
-from gateway.options.tracing import TracingOptions
-from serving.repository.settings import ControlMode
+from sluice.gateway.options.quotas import QuotaOptions
+from sluice.gateway.options.rag import RagClientOptions, RagOptions
+from sluice.gateway.options.responses import ResponsesOptions
+from sluice.gateway.options.routes import RouteOptions
+from sluice.gateway.options.serving import InstanceOptions, RepositoryOptions, ResponseCacheOptions
+from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.options.telemetry import LoggingOptions, MetricsOptions, TraceOptions
+from sluice.gateway.options.tensorrt_llm import TensorRtLlmOptions
+from sluice.gateway.options.tracing import TracingOptions
+from sluice.serving.repository.settings import ControlMode
 
 if TYPE_CHECKING:
-    from pipelines.llm.services import ChatSettings, RequestLimits
+    from sluice.pipelines.llm.services import ChatSettings, RequestLimits
 
 
 GroupT = TypeVar("GroupT")
@@ -187,13 +187,15 @@ class ServeConfig:
 
     def request_limits(self) -> "RequestLimits":
         """Return the time limits of requests that name none."""
-        from pipelines.llm.services import RequestLimits  # slow to import, and the engine starts before it is wanted
+        from sluice.pipelines.llm.services import (
+            RequestLimits,  # slow to import, and the engine starts before it is wanted
+        )
 
         return RequestLimits(self.requests.timeout_s, self.requests.queue_timeout_s)
 
     def chat_settings(self) -> "ChatSettings":
         """Return how models take conversations."""
-        from pipelines.llm.services import ChatSettings
+        from sluice.pipelines.llm.services import ChatSettings
 
         requests = self.requests
         return ChatSettings(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.options.option import choice, option, printable_text
+from sluice.gateway.options.option import choice, option, printable_text
 
 _NAME = printable_text("a name without control characters")
 

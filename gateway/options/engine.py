@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from engine.config import DTYPE_WORDS, EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
-from engine.runtimes import BUNDLED, RUNTIMES, choose_runtime
-from engine.scheduling.chunks import LARGEST_CHUNK
-from engine.scheduling.policies import POLICIES
-from gateway.options.option import (
+from sluice.engine.config import DTYPE_WORDS, EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
+from sluice.engine.runtimes import BUNDLED, RUNTIMES, choose_runtime
+from sluice.engine.scheduling.chunks import LARGEST_CHUNK
+from sluice.engine.scheduling.policies import POLICIES
+from sluice.errors import SluiceError
+from sluice.gateway.options.option import (
     Parse,
     choice,
     enum_member,
@@ -20,7 +21,6 @@ from gateway.options.option import (
     truth,
     weights,
 )
-from sluice.errors import SluiceError
 
 _DEFAULTS = EngineConfig(model_path="")
 STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens")

@@ -4,11 +4,11 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from engine.config import EngineRole, Listening
-from engine.fleet.membership.fleet_url import FleetUrl
-from gateway.options.option import OptionError, enum_member, integer, option, printable_text, truth
 from sluice.addresses import host_and_port
+from sluice.engine.config import EngineRole, Listening
+from sluice.engine.fleet.membership.fleet_url import FleetUrl
 from sluice.errors import SluiceError
+from sluice.gateway.options.option import OptionError, enum_member, integer, option, printable_text, truth
 
 _EVERYWHERE = ("0.0.0.0", "::", "*")
 

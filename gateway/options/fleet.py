@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.fleet.membership import REDIS_SCHEMES, SCHEME
-from engine.fleet.membership.fleet_url import FleetUrl
-from engine.fleet.router import RouterSettings, RoutingPolicy
-from engine.fleet.splitting import MIN_TOKENS
-from engine.fleet.waking import WakeSettings
-from gateway.options.option import OptionError, enum_member, integer, option, printable_text, seconds
+from sluice.engine.fleet.membership import REDIS_SCHEMES, SCHEME
+from sluice.engine.fleet.membership.fleet_url import FleetUrl
+from sluice.engine.fleet.router import RouterSettings, RoutingPolicy
+from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.fleet.waking import WakeSettings
 from sluice.errors import SluiceError
+from sluice.gateway.options.option import OptionError, enum_member, integer, option, printable_text, seconds
 
 if TYPE_CHECKING:
-    from engine.fleet.membership.members import Membership
+    from sluice.engine.fleet.membership.members import Membership
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +168,16 @@ class FleetOptions:
         assert self.engines is not None
         # Reading options loads no library, so that --help and errors come at once.
         if self.engines.startswith(REDIS_SCHEMES):
-            from engine.fleet.membership.redis_leases import RedisMembership
+            from sluice.engine.fleet.membership.redis_leases import RedisMembership
 
             return RedisMembership(
                 FleetUrl.parse(self.engines), server_key=self.engine_server_key, client_key=self.engine_client_key
             )
         if not self.engines.startswith(SCHEME):
-            from engine.fleet.membership.file import FileMembership
+            from sluice.engine.fleet.membership.file import FileMembership
 
             return FileMembership(Path(self.engines))
-        from engine.fleet.membership.kubernetes import ApiServer, KubernetesMembership
+        from sluice.engine.fleet.membership.kubernetes import ApiServer, KubernetesMembership
 
         api = ApiServer.of_pod()
         return KubernetesMembership(

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gateway.options.option import OptionError, choice, integer, option, pattern, printable_text, size, truth
-from gateway.restrictions import Restriction, find_repeated_category, parse_restriction
+from sluice.gateway.options.option import OptionError, choice, integer, option, pattern, printable_text, size, truth
+from sluice.gateway.restrictions import Restriction, find_repeated_category, parse_restriction
 
 _COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 _SERVERS = ("sluice", "grpcio")

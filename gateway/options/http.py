@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from gateway.options.option import (
+from sluice.gateway.options.option import (
     OptionError,
     integer,
     option,
@@ -13,7 +13,7 @@ from gateway.options.option import (
     size,
     truth,
 )
-from gateway.restrictions import Restriction, find_repeated_category, parse_restriction
+from sluice.gateway.restrictions import Restriction, find_repeated_category, parse_restriction
 
 
 def _parse_header_name(text: str) -> str:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.options.option import choice, fraction, integer, option, printable_text, size
-from gateway.options.responses import NONE
-from gateway.options.serving import OFF
+from sluice.gateway.options.option import choice, fraction, integer, option, printable_text, size
+from sluice.gateway.options.responses import NONE
+from sluice.gateway.options.serving import OFF
 
 HASHES, TEXT, JSON = "hashes", "text", "json"
 _POSTGRES = ("postgres", "postgresql")
@@ -26,7 +26,7 @@ def parse_ledger_place(text: str) -> str:
 
 def re2_pattern(text: str) -> str:
     """Parse a pattern of RE2; its value is the text."""
-    from gateway.ledger.request_log import Redaction  # few servers need RE2 here
+    from sluice.gateway.ledger.request_log import Redaction  # few servers need RE2 here
 
     try:
         Redaction((text,))

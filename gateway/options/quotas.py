@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gateway.access.identity import NO_LIMITS, QuotaLimits
-from gateway.access.keys import parse_limits
-from gateway.options.option import option
 from sluice.errors import SluiceError
+from sluice.gateway.access.identity import NO_LIMITS, QuotaLimits
+from sluice.gateway.access.keys import parse_limits
+from sluice.gateway.options.option import option
 
 MEMORY = "memory"
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from gateway.options.option import OptionError, integer, option, printable_text, size, truth
+from sluice.gateway.options.option import OptionError, integer, option, printable_text, size, truth
 
 if TYPE_CHECKING:
-    from pipelines.rag.library import LibrarySettings
+    from sluice.pipelines.rag.library import LibrarySettings
 
 MIN_CHUNK_TOKENS = 16
 
@@ -92,9 +92,9 @@ class RagOptions:
 
     def library_settings(self) -> "LibrarySettings":
         """Return the library's settings."""
-        from pipelines.rag.chunker import ChunkOptions
-        from pipelines.rag.documents.parse import ParseLimits
-        from pipelines.rag.library import LibrarySettings
+        from sluice.pipelines.rag.chunker import ChunkOptions
+        from sluice.pipelines.rag.documents.parse import ParseLimits
+        from sluice.pipelines.rag.library import LibrarySettings
 
         chunks = ChunkOptions(self.chunk_tokens, self.chunk_overlap_tokens)
         return LibrarySettings(self.encoder, chunks, ParseLimits(max_bytes=self.max_document_bytes))

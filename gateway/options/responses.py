@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.options.option import integer, option, seconds, size
+from sluice.gateway.options.option import integer, option, seconds, size
 
 NONE = "none"
 _REDIS = ("redis", "rediss")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.options.option import option, printable_text
+from sluice.gateway.options.option import option, printable_text
 
 
 @dataclass(frozen=True, slots=True)

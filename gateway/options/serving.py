@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.options.option import (
+from sluice.errors import SluiceError
+from sluice.gateway.options.option import (
     OptionError,
     choice,
     enum_member,
@@ -15,11 +16,10 @@ from gateway.options.option import (
     size,
     truth,
 )
-from serving.repository.settings import ControlMode, RepositorySettings
-from sluice.errors import SluiceError
+from sluice.serving.repository.settings import ControlMode, RepositorySettings
 
 if TYPE_CHECKING:
-    from serving.caching.settings import CacheSettings
+    from sluice.serving.caching.settings import CacheSettings
 
 OFF, BY_EXECUTIONS = "off", "execution_count"
 
@@ -264,7 +264,7 @@ class ResponseCacheOptions:
 
     def parsed(self) -> "CacheSettings | None":
         """Return the shared cache's settings; None for a cache in each model's memory. Raises OptionError."""
-        from serving.caching.settings import PASSWORD_VARIABLE, USER_VARIABLE, parse_cache_settings
+        from sluice.serving.caching.settings import PASSWORD_VARIABLE, USER_VARIABLE, parse_cache_settings
 
         credentials = {USER_VARIABLE: self.redis_user, PASSWORD_VARIABLE: self.redis_password}
         known = {name: value for name, value in credentials.items() if value is not None}

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from gateway.options.option import integer, option, seconds, size
-from gateway.options.quotas import MEMORY, quota_store
+from sluice.gateway.options.option import integer, option, seconds, size
+from sluice.gateway.options.quotas import MEMORY, quota_store
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from gateway.options.goodput import GoodputTargets, parse_targets
-from gateway.options.option import OptionError, choice, integer, option, printable_text, seconds, truth
 from sluice.errors import SluiceError, invalid
+from sluice.gateway.options.goodput import GoodputTargets, parse_targets
+from sluice.gateway.options.option import OptionError, choice, integer, option, printable_text, seconds, truth
 from sluice.log_lines import JSON
 
 _BOOL = "BOOL"

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.runtime_settings import SettingsTable, nearest_names
-from engine.runtimes import RUNTIMES
-from gateway.options.option import OptionError, integer, option, printable_text
+from sluice.engine.runtime_settings import SettingsTable, nearest_names
+from sluice.engine.runtimes import RUNTIMES
 from sluice.errors import SluiceError
+from sluice.gateway.options.option import OptionError, integer, option, printable_text
 
 _TABLES = [spec.settings for spec in RUNTIMES.values() if spec.settings]
 """The settings of the runtimes that have any."""
@@ -39,7 +39,7 @@ def _parse_command(text: str) -> list[str]:
 
 def _read_llm_arguments(path: str) -> dict[str, Any]:
     """Read the arguments in a YAML file."""
-    from pipelines.llm.model_folder import read_argument_file
+    from sluice.pipelines.llm.model_folder import read_argument_file
 
     try:
         return read_argument_file(Path(path))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gateway.options.option import integer, option, seconds
+from sluice.gateway.options.option import integer, option, seconds
 
 
 def _parse_endpoint(text: str) -> str:

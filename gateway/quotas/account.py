@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.access.identity import QuotaLimits
+from sluice.gateway.access.identity import QuotaLimits
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000

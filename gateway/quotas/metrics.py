@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.quotas.account import Account
-from gateway.quotas.observer import QuotaObserver, account_levels
+from sluice.gateway.quotas.account import Account
+from sluice.gateway.quotas.observer import QuotaObserver, account_levels
 
 _MAX_NAMES = 100
 """Most tenants, and most keys, that labels name: those that came first. Refusals of others count under `other`."""

@@ -6,11 +6,11 @@ from math import ceil, inf
 from operator import attrgetter
 from typing import NoReturn
 
-from gateway.access.identity import NO_LIMITS, Identity, QuotaLimits, RouteGroup
-from gateway.calls import NO_RETRY, Call
-from gateway.quotas.account import MICROS, Account, Accounts, Charge, Hold, Level, Refusal, make_party, period_of
-from gateway.quotas.store import QuotaStore, settle_whole
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import NO_LIMITS, Identity, QuotaLimits, RouteGroup
+from sluice.gateway.calls import NO_RETRY, Call
+from sluice.gateway.quotas.account import MICROS, Account, Accounts, Charge, Hold, Level, Refusal, make_party, period_of
+from sluice.gateway.quotas.store import QuotaStore, settle_whole
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal, explain
-from gateway.quotas.script import SCRIPT
-from gateway.quotas.store import MemoryQuotas, wall_ms
-from serving.caching.redis_commands import FAILURES, CommandBatcher
+from sluice.gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal, explain
+from sluice.gateway.quotas.script import SCRIPT
+from sluice.gateway.quotas.store import MemoryQuotas, wall_ms
+from sluice.serving.caching.redis_commands import FAILURES, CommandBatcher
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from time import time
 from typing import Protocol
 
-from gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal, explain
 from sluice.calendar_clock import CalendarClock
+from sluice.gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal, explain
 
 _FIRST_SWEEP = 10_000
 

@@ -10,11 +10,11 @@ from typing import Any, Protocol, cast
 import msgspec
 from redis.asyncio import Redis
 
-from engine.types import TokenEvent
-from gateway.streams.kept import Item, KeptStream, Origin, StreamMovedError, Tokens
-from gateway.streams.script import DIGEST, PREFIX
-from gateway.streams.store import StreamStore
-from serving.caching.redis_commands import FAILURES
+from sluice.engine.types import TokenEvent
+from sluice.gateway.streams.kept import Item, KeptStream, Origin, StreamMovedError, Tokens
+from sluice.gateway.streams.script import DIGEST, PREFIX
+from sluice.gateway.streams.store import StreamStore
+from sluice.serving.caching.redis_commands import FAILURES
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import msgspec
 
-from engine.types import TokenEvent
-from gateway.streams.log import EventLog
+from sluice.engine.types import TokenEvent
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.streams.log import EventLog
 
 Headers = list[tuple[bytes, bytes]]
 _EVENTS = b"text/event-stream"

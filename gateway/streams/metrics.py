@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.streams.store import StreamStore
+from sluice.gateway.streams.store import StreamStore
 
 COUNTERS = (
     ("resumption", "sluice_stream_resumptions", "Clients that came back to a stream: resumed, or missing."),

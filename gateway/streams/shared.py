@@ -16,12 +16,21 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from gateway.streams.copies import LEASE_MS, MAX_COMMANDS, Recorded, StreamCopies, items_key, reader_mark, spawn, stop
-from gateway.streams.kept import End, Item, KeptStream, StreamMovedError
-from gateway.streams.script import DIGEST, PREFIX, SCRIPT
-from gateway.streams.store import IdempotencyKey, StreamLimits, StreamStore
-from serving.caching.redis_commands import FAILURES
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.streams.copies import (
+    LEASE_MS,
+    MAX_COMMANDS,
+    Recorded,
+    StreamCopies,
+    items_key,
+    reader_mark,
+    spawn,
+    stop,
+)
+from sluice.gateway.streams.kept import End, Item, KeptStream, StreamMovedError
+from sluice.gateway.streams.script import DIGEST, PREFIX, SCRIPT
+from sluice.gateway.streams.store import IdempotencyKey, StreamLimits, StreamStore
+from sluice.serving.caching.redis_commands import FAILURES
 
 log = logging.getLogger(__name__)
 

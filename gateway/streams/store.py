@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from gateway.streams.kept import KeptStream, Origin
-from gateway.streams.log import EventLog
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.streams.kept import KeptStream, Origin
+from sluice.gateway.streams.log import EventLog
 
 _ID_BYTES = 16
 _ENDING_S = 5.0

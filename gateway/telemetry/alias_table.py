@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
-from gateway.telemetry.families import Labels
+from sluice.gateway.telemetry.families import Labels
 
 Families = Mapping[str, Metric]
 """Our families by name."""

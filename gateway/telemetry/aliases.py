@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterator
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from gateway.telemetry.alias_table import TABLE, Alias, Families, Scheme
-from gateway.telemetry.buckets import BucketFamily
+from sluice.gateway.telemetry.alias_table import TABLE, Alias, Families, Scheme
+from sluice.gateway.telemetry.buckets import BucketFamily
 
 ALIAS_NAMES = frozenset(alias.name for _, rows in TABLE.values() for alias in rows)
 """Names of the aliases, whether or not they are shown."""

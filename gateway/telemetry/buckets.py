@@ -16,7 +16,7 @@ from prometheus_client.core import Exemplar, Metric
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
-from gateway.telemetry.exemplars import TraceSpan
+from sluice.gateway.telemetry.exemplars import TraceSpan
 
 Exemplars = Mapping[int, Exemplar]
 """The last traced observation of each bucket, by the bucket's index."""

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gateway.telemetry.families import COUNTER, ModelFamily, ModelSeries, build_model_family
-from serving.statistics import CacheUsage
+from sluice.gateway.telemetry.families import COUNTER, ModelFamily, ModelSeries, build_model_family
+from sluice.serving.statistics import CacheUsage
 
 _NS_PER_US = 1000
 _COUNTS = (

@@ -6,16 +6,16 @@ from typing import NamedTuple, Protocol, TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.client.interface import Engine
-from engine.histograms import HISTOGRAMS, unpack
-from engine.statistics import EngineStats
-from engine.types import EngineInfo
-from gateway.telemetry.buckets import BucketFamily, ValueFamily
-from gateway.telemetry.families import GAUGE
-from gateway.telemetry.handover import collect_handovers
-from gateway.telemetry.kv_tiers import collect_kv_tiers
-from pipelines.llm.text import LlmText
-from serving.repository.repository import ModelRepository
+from sluice.engine.client.interface import Engine
+from sluice.engine.histograms import HISTOGRAMS, unpack
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import EngineInfo
+from sluice.gateway.telemetry.buckets import BucketFamily, ValueFamily
+from sluice.gateway.telemetry.families import GAUGE
+from sluice.gateway.telemetry.handover import collect_handovers
+from sluice.gateway.telemetry.kv_tiers import collect_kv_tiers
+from sluice.pipelines.llm.text import LlmText
+from sluice.serving.repository.repository import ModelRepository
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from prometheus_client.core import Exemplar, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.samples import Sample
 
-from gateway.telemetry.buckets import BucketFamily, BucketRow, ValueFamily, bound_texts
+from sluice.gateway.telemetry.buckets import BucketFamily, BucketRow, ValueFamily, bound_texts
 
 Encode = Callable[[CollectorRegistry], bytes]
 _OPENMETRICS = "application/openmetrics-text"

@@ -6,9 +6,9 @@ from typing import NamedTuple
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
 
-from serving.latencies import Histogram
-from serving.model import Model
-from serving.statistics import ModelStatistics
+from sluice.serving.latencies import Histogram
+from sluice.serving.model import Model
+from sluice.serving.statistics import ModelStatistics
 
 Labels = dict[str, str]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from operator import sub
 from typing import NamedTuple
 
-from gateway.telemetry.buckets import BucketTally
-from gateway.telemetry.tallies import RequestTally
+from sluice.gateway.telemetry.buckets import BucketTally
+from sluice.gateway.telemetry.tallies import RequestTally
 
 Tallies = Mapping[tuple[str, str], RequestTally]
 """Tallies by model and protocol."""

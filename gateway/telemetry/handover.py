@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from engine.fleet.handover import HandoverOutcome, PromptHandover
-from engine.fleet.splitting import SplitReason
-from engine.statistics import HandoverStats
+from sluice.engine.fleet.handover import HandoverOutcome, PromptHandover
+from sluice.engine.fleet.splitting import SplitReason
+from sluice.engine.statistics import HandoverStats
 
 _Read = Callable[[HandoverStats], float]
 _FAMILIES: tuple[tuple[str, str, str, Mapping[str, _Read]], ...] = (

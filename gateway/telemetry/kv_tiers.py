@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from engine.statistics import KvTierStats
+from sluice.engine.statistics import KvTierStats
 
 _Read = Callable[[KvTierStats], float]
 _Family = tuple[type[GaugeMetricFamily] | type[CounterMetricFamily], str, str, str, Mapping[str, _Read]]

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
-from gateway.options.telemetry import Quantile
-from gateway.telemetry.families import ModelFamily, ModelSeries, add_histogram, empty_family
-from serving.latencies import FIRST_RESPONSE_FAMILY, LatencySummaries, SlidingSketch
-from serving.statistics import Duration, InferStatistics
+from sluice.gateway.options.telemetry import Quantile
+from sluice.gateway.telemetry.families import ModelFamily, ModelSeries, add_histogram, empty_family
+from sluice.serving.latencies import FIRST_RESPONSE_FAMILY, LatencySummaries, SlidingSketch
+from sluice.serving.statistics import Duration, InferStatistics
 
 _NS_PER_US = 1000
 

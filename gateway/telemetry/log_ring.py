@@ -6,7 +6,7 @@ from threading import Lock
 
 import msgspec
 
-from engine.recent import Recent
+from sluice.engine.recent import Recent
 from sluice.log_lines import message_of
 from sluice.log_relay import LineCollector, cut_message
 from sluice.log_repeats import RepeatLimiter

@@ -9,7 +9,7 @@ import struct
 
 import msgspec
 
-from gateway.telemetry.log_ring import LogLine, LogRing
+from sluice.gateway.telemetry.log_ring import LogLine, LogRing
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from gateway.telemetry.families import COUNTER, GAUGE, Labels, build_family
-from pipelines.llm.model import LlmModel
-from serving.model import Model
+from sluice.gateway.telemetry.families import COUNTER, GAUGE, Labels, build_family
+from sluice.pipelines.llm.model import LlmModel
+from sluice.serving.model import Model
 
 log = logging.getLogger(__name__)
 _PROC = Path("/proc")

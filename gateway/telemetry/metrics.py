@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.options.goodput import GoodputTargets
-from gateway.telemetry.buckets import BucketFamily, BucketTally, ValueFamily
-from gateway.telemetry.families import GAUGE
-from gateway.telemetry.record import RequestRecord
-from gateway.telemetry.tallies import HISTOGRAMS, RequestTally
+from sluice.gateway.options.goodput import GoodputTargets
+from sluice.gateway.telemetry.buckets import BucketFamily, BucketTally, ValueFamily
+from sluice.gateway.telemetry.families import GAUGE
+from sluice.gateway.telemetry.record import RequestRecord
+from sluice.gateway.telemetry.tallies import HISTOGRAMS, RequestTally
 
 OTHER = "other"
 """The name of models and adapters that are too many to be named."""

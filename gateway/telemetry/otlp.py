@@ -33,9 +33,9 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVI
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric as Family
 
-from gateway.telemetry.buckets import BucketFamily, Exemplars
-from gateway.telemetry.genai import Distribution, distributions
-from gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.buckets import BucketFamily, Exemplars
+from sluice.gateway.telemetry.genai import Distribution, distributions
+from sluice.gateway.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.options.telemetry import MetricsSettings
-from gateway.telemetry.aliases import ALIAS_NAMES
-from gateway.telemetry.cache import CACHE_NAMES, cache_counters, cache_gauges
-from gateway.telemetry.custom import CustomMetricRegistry
-from gateway.telemetry.families import (
+from sluice.gateway.options.telemetry import MetricsSettings
+from sluice.gateway.telemetry.aliases import ALIAS_NAMES
+from sluice.gateway.telemetry.cache import CACHE_NAMES, cache_counters, cache_gauges
+from sluice.gateway.telemetry.custom import CustomMetricRegistry
+from sluice.gateway.telemetry.families import (
     COUNTER,
     GAUGE,
     ModelFamily,
@@ -20,14 +20,14 @@ from gateway.telemetry.families import (
     build_model_family,
     model_series,
 )
-from gateway.telemetry.latencies import (
+from sluice.gateway.telemetry.latencies import (
     LATENCY_COUNTS,
     LATENCY_NAMES,
     LATENCY_SAMPLE_NAMES,
     first_response_histogram,
     latency_summaries,
 )
-from gateway.telemetry.machine import (
+from sluice.gateway.telemetry.machine import (
     MACHINE_NAMES,
     GpuSample,
     GpuSampler,
@@ -37,10 +37,10 @@ from gateway.telemetry.machine import (
     gpu_values,
     process_memory,
 )
-from gateway.telemetry.trt_llm import TRT_LLM_NAMES, TRT_LLM_SAMPLE_NAMES, TrtLlmCollector
-from serving.latencies import LatencyOptions
-from serving.model import Model
-from serving.statistics import CacheUsage, FailureReason, ModelStatistics
+from sluice.gateway.telemetry.trt_llm import TRT_LLM_NAMES, TRT_LLM_SAMPLE_NAMES, TrtLlmCollector
+from sluice.serving.latencies import LatencyOptions
+from sluice.serving.model import Model
+from sluice.serving.statistics import CacheUsage, FailureReason, ModelStatistics
 
 _SUCCESSES = ModelFamily(
     "nv_inference_request_success",

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
-from gateway.calls import Call, current_call, current_identity, note_model
-from gateway.options.goodput import GoodputTargets
-from gateway.telemetry.buckets import BucketTally
-from gateway.telemetry.exemplars import TraceSpan, current_span
-from gateway.telemetry.tallies import RequestTally
-from pipelines.text.stream import SharedPrompt, current_prompt
-from pipelines.text.types import TextEvent
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
+from sluice.gateway.calls import Call, current_call, current_identity, note_model
+from sluice.gateway.options.goodput import GoodputTargets
+from sluice.gateway.telemetry.buckets import BucketTally
+from sluice.gateway.telemetry.exemplars import TraceSpan, current_span
+from sluice.gateway.telemetry.tallies import RequestTally
+from sluice.pipelines.text.stream import SharedPrompt, current_prompt
+from sluice.pipelines.text.types import TextEvent
 from sluice.spans import Attributes, Span
 from sluice.spans import current_span as current_request_span
 

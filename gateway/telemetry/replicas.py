@@ -8,11 +8,11 @@ from time import monotonic
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.client.interface import Engine
-from engine.fleet.client import FleetClient
-from engine.fleet.replica import Replica
-from gateway.telemetry.handover import collect_splits
-from pipelines.llm.text import LlmText
+from sluice.engine.client.interface import Engine
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.replica import Replica
+from sluice.gateway.telemetry.handover import collect_splits
+from sluice.pipelines.llm.text import LlmText
 
 WINDOW_S = 60.0
 """How long a predicted wait counts."""

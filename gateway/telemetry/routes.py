@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from pipelines.answers.cache import AnswerCache
-from pipelines.routes.route import Route
+from sluice.pipelines.answers.cache import AnswerCache
+from sluice.pipelines.routes.route import Route
 
 
 class RouteCollector(Collector):

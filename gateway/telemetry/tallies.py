@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from gateway.telemetry.buckets import BucketTally
+from sluice.gateway.telemetry.buckets import BucketTally
 
 TTFT_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)

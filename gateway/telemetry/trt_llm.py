@@ -12,15 +12,15 @@ import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.scheduling.policies import find_policy
-from engine.statistics import IterationStats
-from gateway.telemetry.families import GAUGE, Labels, add_histogram, build_family, empty_family, model_series
-from pipelines.llm.model import LlmModel
-from serving.model import Model
+from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.statistics import IterationStats
+from sluice.gateway.telemetry.families import GAUGE, Labels, add_histogram, build_family, empty_family, model_series
+from sluice.pipelines.llm.model import LlmModel
+from sluice.serving.model import Model
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
-    from pipelines.llm.text import LlmText
-    from serving.latencies import Histogram
+    from sluice.pipelines.llm.text import LlmText
+    from sluice.serving.latencies import Histogram
 
 _US_PER_S = 1_000_000
 _BATCH_FIELDS = {"num_active", "num_scheduled", "num_context", "num_generation", "num_paused", "context_tokens"}

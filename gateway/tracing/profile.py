@@ -7,8 +7,8 @@ one for each engine, nested slices (`X`), counters (`C`) and nestable async slic
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.frames import ProfiledStep
-from gateway.tracing.loop_profile import LoopProfile
+from sluice.engine.frames import ProfiledStep
+from sluice.gateway.tracing.loop_profile import LoopProfile
 from sluice.spans import Recording, Span
 
 Event = dict[str, Any]

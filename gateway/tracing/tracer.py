@@ -7,9 +7,9 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.tracing.timelines import TimelineRing
-from pipelines.text.model import may_generate
-from serving.model import Model
+from sluice.gateway.tracing.timelines import TimelineRing
+from sluice.pipelines.text.model import may_generate
+from sluice.serving.model import Model
 from sluice.spans import Attributes, Recording, RemoteParent, Span, current_span, parse_traceparent
 
 _NS_PER_S = 1_000_000_000

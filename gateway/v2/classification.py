@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.tensors import byte_strings
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.tensor import Array, Tensor
 
 _SUPPORTED = {"UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"}
 _MAX_ELEMENTS = 1_000_000

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import re2
 
-from gateway.calls import current_identity
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import current_identity
 
 _RESERVED = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}

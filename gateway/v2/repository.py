@@ -7,12 +7,12 @@ not say its model.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.calls import is_visible, note_model
-from gateway.path_masking import hide_paths
-from gateway.v2.server import V2Service
-from serving.backend import LoadOverrides
-from serving.repository.managed_model import IndexEntry
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.calls import is_visible, note_model
+from sluice.gateway.path_masking import hide_paths
+from sluice.gateway.v2.server import V2Service
+from sluice.serving.backend import LoadOverrides
+from sluice.serving.repository.managed_model import IndexEntry
 
 LORA_PATH, BASE_MODEL = "lora_path", "base_model_name"
 ADAPTER_PARAMETERS = (LORA_PATH, BASE_MODEL)

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.calls import CallLog
-from gateway.tracing.tracer import Tracer
-from gateway.v2.log_settings import LogSettings
-from gateway.v2.shared_memory import SharedMemoryRegistry
-from gateway.v2.trace import TraceSettings
-from serving.backend import LoadOverrides
-from serving.model import Model
-from serving.repository.managed_model import IndexEntry
-from serving.repository.routing import Routing
-from serving.request import LATEST, InferRequest
-from serving.spec import TensorSpec
-from serving.statistics import BatchStatistics, Duration, InferStatistics, ResponseStatistics
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import CallLog
+from sluice.gateway.tracing.tracer import Tracer
+from sluice.gateway.v2.log_settings import LogSettings
+from sluice.gateway.v2.shared_memory import SharedMemoryRegistry
+from sluice.gateway.v2.trace import TraceSettings
+from sluice.serving.backend import LoadOverrides
+from sluice.serving.model import Model
+from sluice.serving.repository.managed_model import IndexEntry
+from sluice.serving.repository.routing import Routing
+from sluice.serving.request import LATEST, InferRequest
+from sluice.serving.spec import TensorSpec
+from sluice.serving.statistics import BatchStatistics, Duration, InferStatistics, ResponseStatistics
 
 EXTENSIONS = (
     "classification",

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.tensors.tensor import Tensor
 
 _FOLDER = "/dev/shm"
 """Folder of the objects that `shm_open` opens on Linux."""

@@ -10,9 +10,10 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from gateway.tracing.tracer import remote_parent
-from gateway.v2.trace_steps import StepTrace, find_steps
-from gateway.v2.trace_values import (
+from sluice.errors import invalid
+from sluice.gateway.tracing.tracer import remote_parent
+from sluice.gateway.v2.trace_steps import StepTrace, find_steps
+from sluice.gateway.v2.trace_values import (
     CLEARED,
     LEVELS,
     TRACE_FIELDS,
@@ -22,11 +23,10 @@ from gateway.v2.trace_values import (
     TraceValue,
     parse_setting,
 )
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest
-from serving.tensors.tensor import Tensor
-from sluice.errors import invalid
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Tensor
 from sluice.spans import Recording, RemoteParent, Span, current_span
 
 log = logging.getLogger(__name__)

@@ -6,10 +6,10 @@ models that an ensemble or a Python model asks have the same two, within the spa
 
 from typing import Any
 
-from gateway.tracing.tracer import SpanSink
-from gateway.v2.trace import Trace
-from gateway.v2.trace_steps import StepTrace
-from gateway.v2.trace_values import TraceValue
+from sluice.gateway.tracing.tracer import SpanSink
+from sluice.gateway.v2.trace import Trace
+from sluice.gateway.v2.trace_steps import StepTrace
+from sluice.gateway.v2.trace_values import TraceValue
 from sluice.spans import Attributes, Recording, RemoteParent, Span
 
 _MODEL = ("REQUEST_START", "QUEUE_START", "REQUEST_END")

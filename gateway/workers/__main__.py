@@ -1,4 +1,4 @@
-"""`python -m gateway.workers LINK LISTENER`: a worker, which the host starts with these two descriptors."""
+"""`python -m sluice.gateway.workers LINK LISTENER`: a worker, which the host starts with these two descriptors."""
 
 import asyncio
 import gc
@@ -10,12 +10,12 @@ import sys
 import msgspec
 import uvloop
 
-from gateway.options.config import ServeConfig
-from gateway.process_settings import raise_file_limit
-from gateway.telemetry.logs import configure_logging, current_request_id
-from gateway.workers.messages import ToWorker, Welcome
-from gateway.workers.wire import Wire
-from gateway.workers.worker import Worker
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.process_settings import raise_file_limit
+from sluice.gateway.telemetry.logs import configure_logging, current_request_id
+from sluice.gateway.workers.messages import ToWorker, Welcome
+from sluice.gateway.workers.wire import Wire
+from sluice.gateway.workers.worker import Worker
 from sluice.log_lines import JSON
 from sluice.log_relay import LogRelay
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-from gateway.http.protocol import NAMES_AS_SENT
-from gateway.http.sse import PIECE_WRITER
-from gateway.workers.messages import Begin, OfRequest, Piece, Start
-from gateway.workers.wire import Wire
+from sluice.gateway.http.protocol import NAMES_AS_SENT
+from sluice.gateway.http.sse import PIECE_WRITER
+from sluice.gateway.workers.messages import Begin, OfRequest, Piece, Start
+from sluice.gateway.workers.wire import Wire
 
 _DECODER = msgspec.msgpack.Decoder(OfRequest)
 _ENDED_BEFORE_ITS_ANSWER = "a forwarded request began before the one ahead of it had ended"

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, Metric
 
-from gateway.telemetry.families import COUNTER, empty_family
-from gateway.workers.messages import Counts, Family, Sample
+from sluice.gateway.telemetry.families import COUNTER, empty_family
+from sluice.gateway.workers.messages import Counts, Family, Sample
 
 _OF_ONE_PROCESS = ("process_", "python_")
 _NOT_SUMMED = frozenset({"sluice_quota_store_up", "sluice_quota_used_ratio"})

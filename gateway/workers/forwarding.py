@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import error_response
-from gateway.http.protocol import NAMES_AS_SENT
-from gateway.http.request import choose_request_id
-from gateway.workers.messages import Begin, OfAnswer, Piece, Start
-from gateway.workers.wire import Wire
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.errors import error_response
+from sluice.gateway.http.protocol import NAMES_AS_SENT
+from sluice.gateway.http.request import choose_request_id
+from sluice.gateway.workers.messages import Begin, OfAnswer, Piece, Start
+from sluice.gateway.workers.wire import Wire
 
 _MOST_IDLE = 64
 _DECODER = msgspec.msgpack.Decoder(OfAnswer)

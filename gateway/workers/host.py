@@ -14,19 +14,19 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
-from engine.fleet.membership.members import Member
-from gateway.live_requests import LiveRequest
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from gateway.tracing.timelines import Timeline, TimelineOwner
-from gateway.workers.answering import ForwardedServer
-from gateway.workers.counts import SummedRegistry, WorkerCounts, worker_families
-from gateway.workers.messages import Welcome
-from gateway.workers.slot import Slot, WorkerMaker
-from pipelines.llm.model import LlmModel, llm_text_of
-from pipelines.llm.sharing import SharedModel, describe_shared
+from sluice.engine.fleet.membership.members import Member
 from sluice.errors import SluiceError
+from sluice.gateway.live_requests import LiveRequest
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.gateway.tracing.timelines import Timeline, TimelineOwner
+from sluice.gateway.workers.answering import ForwardedServer
+from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, worker_families
+from sluice.gateway.workers.messages import Welcome
+from sluice.gateway.workers.slot import Slot, WorkerMaker
 from sluice.log_relay import collecting_socket
+from sluice.pipelines.llm.model import LlmModel, llm_text_of
+from sluice.pipelines.llm.sharing import SharedModel, describe_shared
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from gateway.live_requests import LiveRequest
-from gateway.quotas.account import Charge, Party
-from gateway.tracing.timelines import Timeline, TimelineOwner
-from pipelines.llm.sharing import SharedModel
+from sluice.gateway.live_requests import LiveRequest
+from sluice.gateway.quotas.account import Charge, Party
+from sluice.gateway.tracing.timelines import Timeline, TimelineOwner
+from sluice.pipelines.llm.sharing import SharedModel
 
 Header = tuple[bytes, bytes]
 

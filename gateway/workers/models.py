@@ -4,13 +4,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from engine.fleet.membership.pushed import PushedMembership
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from gateway.workers.messages import Linked
-from pipelines.llm.model import LlmModel
-from pipelines.llm.sharing import AttachSettings, SharedModel, attach_model
+from sluice.engine.fleet.membership.pushed import PushedMembership
 from sluice.errors import SluiceError
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.gateway.workers.messages import Linked
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.sharing import AttachSettings, SharedModel, attach_model
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from time import monotonic
 
 import msgspec
 
-from gateway.tracing.timelines import Timeline, TimelineOwner
-from gateway.workers.counts import WorkerCounts
-from gateway.workers.messages import (
+from sluice.gateway.tracing.timelines import Timeline, TimelineOwner
+from sluice.gateway.workers.counts import WorkerCounts
+from sluice.gateway.workers.messages import (
     AskCounts,
     AskRequests,
     AskTimelines,
@@ -28,14 +28,14 @@ from gateway.workers.messages import (
     ToHost,
     Welcome,
 )
-from gateway.workers.quotas import QuotaDesk
-from gateway.workers.wire import Wire
-from pipelines.llm.model import LlmModel
-from pipelines.llm.sharing import SharedModel
+from sluice.gateway.workers.quotas import QuotaDesk
+from sluice.gateway.workers.wire import Wire
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.sharing import SharedModel
 
 log = logging.getLogger(__name__)
 
-_MODULE = "gateway.workers"
+_MODULE = "sluice.gateway.workers"
 _DECODER: "msgspec.msgpack.Decoder[ToHost]" = msgspec.msgpack.Decoder(ToHost)
 _IDS = itertools.count(1)
 _EXIT_S = 5.0

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal
-from gateway.quotas.store import QuotaStore, settle_whole, wall_ms
-from gateway.workers.messages import AccountState, Decision, Refused, Reserve, Settle
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal
+from sluice.gateway.quotas.store import QuotaStore, settle_whole, wall_ms
+from sluice.gateway.workers.messages import AccountState, Decision, Refused, Reserve, Settle
 
 _MAX_SEEN = 50_000
 

@@ -3,21 +3,21 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.accounts import limit_use, make_access, make_ledger, make_prices, open_quotas, write_logs
-from gateway.assembly import SharedResources, make_repository
-from gateway.calls import CallLog, note_cached
-from gateway.options.config import ServeConfig
-from gateway.options.quotas import MEMORY
-from gateway.options.serving import RepositoryOptions
-from gateway.options.streams import StreamOptions
-from gateway.quotas.store import QuotaStore
-from gateway.service import InferenceService
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.replicas import RoutingCollector
-from gateway.telemetry.routes import RouteCollector
-from gateway.tracer_setup import make_tracer, watch_tracer
-from pipelines.answers.cache import AnswerCache
-from serving.caching import open_cache
+from sluice.gateway.accounts import limit_use, make_access, make_ledger, make_prices, open_quotas, write_logs
+from sluice.gateway.assembly import SharedResources, make_repository
+from sluice.gateway.calls import CallLog, note_cached
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.quotas import MEMORY
+from sluice.gateway.options.serving import RepositoryOptions
+from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.quotas.store import QuotaStore
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.replicas import RoutingCollector
+from sluice.gateway.telemetry.routes import RouteCollector
+from sluice.gateway.tracer_setup import make_tracer, watch_tracer
+from sluice.pipelines.answers.cache import AnswerCache
+from sluice.serving.caching import open_cache
 
 
 def own_config(config: ServeConfig, number: int) -> ServeConfig:

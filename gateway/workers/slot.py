@@ -10,15 +10,15 @@ from typing import NamedTuple
 import msgspec
 from starlette.types import ASGIApp
 
-from gateway.http.server import HttpServer
-from gateway.quotas.store import QuotaStore
-from gateway.workers.counts import WorkerCounts
-from gateway.workers.messages import Welcome
-from gateway.workers.process import WorkerProcess
-from gateway.workers.quotas import QuotaDesk
-from pipelines.llm.model import LlmModel
-from pipelines.llm.sharing import SharedModel
 from sluice.backoff import STABLE_S, RestartBudget
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.quotas.store import QuotaStore
+from sluice.gateway.workers.counts import WorkerCounts
+from sluice.gateway.workers.messages import Welcome
+from sluice.gateway.workers.process import WorkerProcess
+from sluice.gateway.workers.quotas import QuotaDesk
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.sharing import SharedModel
 
 log = logging.getLogger(__name__)
 

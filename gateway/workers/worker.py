@@ -6,15 +6,16 @@ import socket
 from contextlib import suppress
 from math import inf
 
-from gateway.assembly import push_metrics, watch_event_loop
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.options.config import ServeConfig
-from gateway.process_settings import favour_event_loop
-from gateway.workers.counts import read_counts
-from gateway.workers.dispatch import Dispatch
-from gateway.workers.forwarding import HostApplication
-from gateway.workers.messages import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.assembly import push_metrics, watch_event_loop
+from sluice.gateway.http.app import create_app
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.process_settings import favour_event_loop
+from sluice.gateway.workers.counts import read_counts
+from sluice.gateway.workers.dispatch import Dispatch
+from sluice.gateway.workers.forwarding import HostApplication
+from sluice.gateway.workers.messages import (
     AskCounts,
     AskRequests,
     AskTimelines,
@@ -25,11 +26,10 @@ from gateway.workers.messages import (
     Served,
     ToWorker,
 )
-from gateway.workers.models import LinkedModels
-from gateway.workers.quotas import HostQuotas
-from gateway.workers.service import make_worker_service, own_config
-from gateway.workers.wire import Wire
-from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.workers.models import LinkedModels
+from sluice.gateway.workers.quotas import HostQuotas
+from sluice.gateway.workers.service import make_worker_service, own_config
+from sluice.gateway.workers.wire import Wire
 from sluice.heap import settle_objects
 
 log = logging.getLogger(__name__)

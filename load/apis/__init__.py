@@ -1,13 +1,13 @@
 """The APIs that a run can call. Each is one class: the body of a request, and the parsing of an answer."""
 
-from load.apis.base import Api, Context, Extra, Framing, ParsedEvent, Prompt, Turn
-from load.apis.messages import MessagesApi
-from load.apis.ollama import OllamaChatApi
-from load.apis.openai import ChatApi, CompletionsApi, EmbeddingsApi, RerankApi
-from load.apis.rag import RagApi
-from load.apis.responses import ResponsesApi
-from load.apis.triton import GenerateApi, GenerateStreamApi, InferApi, InferBinaryApi
-from load.config import ApiKind, LoadConfigError, Workload
+from sluice.load.apis.base import Api, ApiContext, AskedTurn, Extra, Framing, ParsedEvent, Prompt
+from sluice.load.apis.messages import MessagesApi
+from sluice.load.apis.ollama import OllamaChatApi
+from sluice.load.apis.openai import ChatApi, CompletionsApi, EmbeddingsApi, RerankApi
+from sluice.load.apis.rag import RagApi
+from sluice.load.apis.responses import ResponsesApi
+from sluice.load.apis.triton import GenerateApi, GenerateStreamApi, InferApi, InferBinaryApi
+from sluice.load.config import ApiKind, LoadConfigError, Workload
 
 _APIS: dict[ApiKind, type[Api]] = {
     ApiKind.CHAT: ChatApi,
@@ -46,4 +46,4 @@ def check_extras(kind: ApiKind, workload: Workload) -> None:
         raise LoadConfigError("--tool-choice: Ollama's API has none")
 
 
-__all__ = ["Api", "Context", "Extra", "Framing", "ParsedEvent", "Prompt", "Turn", "check_extras", "make_api"]
+__all__ = ["Api", "ApiContext", "AskedTurn", "Extra", "Framing", "ParsedEvent", "Prompt", "check_extras", "make_api"]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from load.config import Workload
+from sluice.load.config import Workload
 
 Prompt = str | list[int]
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -34,7 +34,7 @@ class Extra(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class AskedTurn:
     """An earlier turn of a conversation."""
 
     prompt: str
@@ -45,14 +45,14 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class ApiContext:
     """The parts of a request besides its prompt: the turns before it, and PNG images in base64."""
 
-    history: tuple[Turn, ...] = ()
+    history: tuple[AskedTurn, ...] = ()
     images: tuple[str, ...] = ()
 
 
-NO_CONTEXT = Context()
+NO_CONTEXT = ApiContext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Api(ABC):
 
     @abstractmethod
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes: ...
 
     @abstractmethod
@@ -141,7 +141,7 @@ def sampling(workload: Workload) -> dict[str, Any]:
     return {"temperature": 0.0, **({"ignore_eos": True} if workload.ignore_eos else {})}
 
 
-def conversation(prompt: Prompt, context: Context, content: Callable[[Prompt, tuple[str, ...]], Any]) -> list[Any]:
+def conversation(prompt: Prompt, context: ApiContext, content: Callable[[Prompt, tuple[str, ...]], Any]) -> list[Any]:
     """Return the messages of a conversation. `content` makes that of a user's message from its text and images."""
     messages: list[Any] = []
     for turn in context.history:

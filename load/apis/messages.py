@@ -4,12 +4,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from load.apis.base import (
+from sluice.load.apis.base import (
     NO_CONTEXT,
     TOKEN,
     Api,
+    ApiContext,
     CallPart,
-    Context,
     Extra,
     ParsedEvent,
     Prompt,
@@ -18,7 +18,7 @@ from load.apis.base import (
     error_message,
     sampling,
 )
-from load.config import ToolUse, Workload
+from sluice.load.config import ToolUse, Workload
 
 
 class _Usage(msgspec.Struct):
@@ -69,7 +69,7 @@ class MessagesApi(Api):
         return (("anthropic-version", "2023-06-01"),)
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         messages = conversation(prompt, context, _content)
         fields: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": True}

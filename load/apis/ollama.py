@@ -4,12 +4,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from load.apis.base import (
+from sluice.load.apis.base import (
     NO_CONTEXT,
     TOKEN,
     Api,
+    ApiContext,
     CallPart,
-    Context,
     Extra,
     Framing,
     ParsedEvent,
@@ -18,7 +18,7 @@ from load.apis.base import (
     encode_body,
     sampling,
 )
-from load.config import Workload
+from sluice.load.config import Workload
 
 
 class _Function(msgspec.Struct):
@@ -59,7 +59,7 @@ class OllamaChatApi(Api):
         return "/api/chat"
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         options = {"num_predict": max_tokens, **sampling(workload)}
         messages = conversation(prompt, context, lambda text, _: text)

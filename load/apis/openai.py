@@ -4,12 +4,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from load.apis.base import (
+from sluice.load.apis.base import (
     NO_CONTEXT,
     TOKEN,
     Api,
+    ApiContext,
     CallPart,
-    Context,
     Extra,
     Framing,
     ParsedEvent,
@@ -19,7 +19,7 @@ from load.apis.base import (
     error_message,
     sampling,
 )
-from load.config import ToolUse, Workload
+from sluice.load.config import ToolUse, Workload
 
 
 class _Function(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class CompletionsApi(Api):
         return "/v1/completions"
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         return encode_body(self._asking(prompt, workload, context) | _streamed(model, max_tokens, workload), workload)
 
@@ -93,7 +93,7 @@ class CompletionsApi(Api):
             calls=_call_parts(delta) if self.keeps_answers else (),
         )
 
-    def _asking(self, prompt: Prompt, workload: Workload, context: Context) -> dict[str, Any]:
+    def _asking(self, prompt: Prompt, workload: Workload, context: ApiContext) -> dict[str, Any]:
         return {"prompt": prompt}
 
     def _has_text(self, choice: _Choice) -> bool:
@@ -108,7 +108,7 @@ class ChatApi(CompletionsApi):
     def path(self, model: str) -> str:
         return "/v1/chat/completions"
 
-    def _asking(self, prompt: Prompt, workload: Workload, context: Context) -> dict[str, Any]:
+    def _asking(self, prompt: Prompt, workload: Workload, context: ApiContext) -> dict[str, Any]:
         fields: dict[str, Any] = {"messages": conversation(prompt, context, _content)}
         if workload.tool_use is not None:
             fields |= chat_tools(workload.tool_use)
@@ -168,7 +168,7 @@ class EmbeddingsApi(Api):
         return "/v1/embeddings"
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         return encode_body({"model": model, "input": prompt}, workload)
 
@@ -186,7 +186,7 @@ class RerankApi(EmbeddingsApi):
         return "/v1/rerank"
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         words = str(prompt).split()
         size = max(1, len(words) // 4)

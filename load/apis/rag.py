@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from load.apis.base import (
+from sluice.load.apis.base import (
     NO_CONTEXT,
     TOKEN,
     Api,
-    Context,
+    ApiContext,
     Extra,
     Fetch,
     ParsedEvent,
@@ -16,7 +16,7 @@ from load.apis.base import (
     encode_body,
     error_message,
 )
-from load.config import Workload
+from sluice.load.config import Workload
 
 DEFAULT_PIPELINE = "rag_pipeline"
 """The model that answers where none is named."""
@@ -55,7 +55,7 @@ class RagApi(Api):
         return f"/v1/rag/{self._collection}/query"
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         fields: dict[str, Any] = {"model": model, "question": prompt, "max_tokens": max_tokens, "stream": True}
         said = [

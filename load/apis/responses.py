@@ -4,12 +4,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from load.apis.base import (
+from sluice.load.apis.base import (
     NO_CONTEXT,
     TOKEN,
     Api,
+    ApiContext,
     CallPart,
-    Context,
     Extra,
     ParsedEvent,
     Prompt,
@@ -18,7 +18,7 @@ from load.apis.base import (
     error_message,
     sampling,
 )
-from load.config import ToolUse, Workload
+from sluice.load.config import ToolUse, Workload
 
 
 class _Usage(msgspec.Struct):
@@ -73,7 +73,7 @@ class ResponsesApi(Api):
         return "/v1/responses"
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         is_stored = workload.stores_turns and workload.turns.high > 1
         length = {"max_output_tokens": max_tokens, "stream": True, "store": is_stored}
@@ -107,15 +107,15 @@ class ResponsesApi(Api):
         return TOKEN
 
 
-def _input(prompt: Prompt, context: Context, is_stored: bool) -> dict[str, Any]:
+def _input(prompt: Prompt, context: ApiContext, is_stored: bool) -> dict[str, Any]:
     """Return the input: the prompt alone, behind the response before it, or behind the whole conversation."""
     kept = context.history[-1].response_id if context.history and is_stored else None
     if kept is not None:
-        return {"previous_response_id": kept, "input": _items(prompt, Context(images=context.images))}
+        return {"previous_response_id": kept, "input": _items(prompt, ApiContext(images=context.images))}
     return {"input": _items(prompt, context)}
 
 
-def _items(prompt: Prompt, context: Context) -> Any:
+def _items(prompt: Prompt, context: ApiContext) -> Any:
     return conversation(prompt, context, _content) if context != NO_CONTEXT else prompt
 
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from load.apis.base import (
+from sluice.load.apis.base import (
     NO_CONTEXT,
     Api,
-    Context,
+    ApiContext,
     Fetch,
     Framing,
     ParsedEvent,
@@ -20,7 +20,7 @@ from load.apis.base import (
     error_message,
     sampling,
 )
-from load.config import LoadConfigError, Workload
+from sluice.load.config import LoadConfigError, Workload
 
 
 class _GenerateEvent(msgspec.Struct):
@@ -43,7 +43,7 @@ class GenerateStreamApi(Api):
         return f"/v2/models/{model}/generate_stream"
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         fields = {"text_input": prompt, "max_tokens": max_tokens, "stream": self.is_streamed}
         return encode_body(fields | {"return_num_output_tokens": True} | sampling(workload), workload)
@@ -125,7 +125,7 @@ class InferApi(Api):
         return f"/v2/models/{model}/infer"
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         inputs = [
             self._header(each) | {"data": values.ravel().tolist()} for each, values in draw_inputs(self._inputs, prompt)
@@ -151,7 +151,7 @@ class InferBinaryApi(InferApi):
         self._header_length = 0
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         inputs, raw = [], []
         for each, values in draw_inputs(self._inputs, prompt):

@@ -1,4 +1,4 @@
-"""`python -m load.chaos`: a fleet of this machine under traffic and faults."""
+"""`python -m sluice.load.chaos`: a fleet of this machine under traffic and faults."""
 
 import argparse
 import asyncio
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from load.chaos.faults import FAULTS
-from load.chaos.processes import FleetError
-from load.chaos.report import print_report, show_progress, to_json
-from load.chaos.run import ChaosConfig, Run, run_chaos
+from sluice.load.chaos.faults import FAULTS
+from sluice.load.chaos.processes import FleetError
+from sluice.load.chaos.report import print_report, show_progress, to_json
+from sluice.load.chaos.run import ChaosConfig, ChaosRun, run_chaos
 
 _COULD_NOT_BEGIN, _INTERRUPTED = 2, 130
 _DESCRIPTION = """\
@@ -28,7 +28,9 @@ Exit status: 0 no promise broken, 1 some broken, 2 the fleet did not start, 130 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m load.chaos", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m sluice.load.chaos",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long faults come. Default: 10")
     parser.add_argument(
@@ -54,7 +56,7 @@ def _parse_faults(text: str) -> tuple[str, ...]:
 
 
 def main(argv: list[str]) -> int:
-    """Run, report, and return the exit status."""
+    """ChaosRun, report, and return the exit status."""
     arguments = _parser().parse_args(argv)
     seed = random.SystemRandom().randrange(1 << 16) if arguments.seed is None else arguments.seed
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="sluice-chaos-"))
@@ -69,11 +71,11 @@ def main(argv: list[str]) -> int:
         model=arguments.model,
         num_light=arguments.light_clients,
     )
-    run, was_interrupted = Run(config), False
+    run, was_interrupted = ChaosRun(config), False
     try:
         asyncio.run(_run_shown(run))
     except FleetError as error:
-        sys.stderr.write(f"load.chaos: {error}\n")
+        sys.stderr.write(f"sluice.load.chaos: {error}\n")
         return _COULD_NOT_BEGIN
     except (KeyboardInterrupt, asyncio.CancelledError):
         was_interrupted = True
@@ -87,7 +89,7 @@ def main(argv: list[str]) -> int:
     return _INTERRUPTED if was_interrupted else 0
 
 
-async def _run_shown(run: Run) -> None:
+async def _run_shown(run: ChaosRun) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

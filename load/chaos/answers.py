@@ -5,10 +5,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from load.apis import Api, Context, Framing, ParsedEvent, Prompt, make_api
-from load.apis.base import NO_CONTEXT, error_message
-from load.config import ApiKind, Workload
-from load.stream import StreamReader
+from sluice.load.apis import Api, ApiContext, Framing, ParsedEvent, Prompt, make_api
+from sluice.load.apis.base import NO_CONTEXT, error_message
+from sluice.load.config import ApiKind, Workload
+from sluice.load.stream import StreamReader
 
 _JSON = msgspec.json.Decoder()
 
@@ -29,7 +29,7 @@ class WholeApi(Api):
         return self._inner.headers()
 
     def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
     ) -> bytes:
         streamed = self._inner.body(model, prompt, max_tokens, workload, context)
         fields = msgspec.json.decode(streamed) | {"stream": False}

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 import httpx
 import psutil
 
-from load.chaos.fleet import (
+from sluice.load.chaos.fleet import (
     ECHO,
     ENGINE,
     HEARTBEAT_TIMEOUT_S,
     PYTHON_WORKER,
     WORKER,
+    FaultSpan,
     Fleet,
     FleetError,
     Gateway,
-    Interval,
 )
-from load.chaos.intruders import hold_half_open, read_slowly, send_garbage
-from load.chaos.processes import Program
+from sluice.load.chaos.intruders import hold_half_open, read_slowly, send_garbage
+from sluice.load.chaos.processes import Program
 
 SETTLING_S = 5.0
 """Seconds after a worker's replacement in which connections of the lost one may still be noticed."""
@@ -183,7 +183,7 @@ class Faults:
                 await postgres.start()
         return "Postgres was killed and started again"
 
-    def _postgres_outages(self) -> list[list[Interval]]:
+    def _postgres_outages(self) -> list[list[FaultSpan]]:
         return [each.outages for each in self.fleet.gateways if each.has_postgres]
 
     async def fault_disk_full(self, rng: random.Random) -> str:
@@ -278,9 +278,9 @@ class Faults:
 
 
 @contextmanager
-def _marked(*places: list[Interval]) -> Iterator[None]:
+def _marked(*places: list[FaultSpan]) -> Iterator[None]:
     """Mark a time in each of these places."""
-    interval = Interval(time.time())
+    interval = FaultSpan(time.time())
     for place in places:
         place.append(interval)
     try:

@@ -15,17 +15,17 @@ from pathlib import Path
 import httpx
 import psutil
 
-from load.chaos.clocks import ClockError, MovableClock, build_library
-from load.chaos.places import choose_port, find_postgres, find_redis
-from load.chaos.processes import START_S, FleetError, Program
-from load.chaos.stores import PostgresStore, RedisStore
 from sluice.bundled import BUNDLED_MODEL, models_folder
+from sluice.load.chaos.clocks import ClockError, MovableClock, build_library
+from sluice.load.chaos.places import choose_port, find_postgres, find_redis
+from sluice.load.chaos.processes import START_S, FleetError, Program
+from sluice.load.chaos.stores import PostgresUnderFaults, RedisStore
 
 HEARTBEAT_TIMEOUT_S = 6.0
 """After so long without a word engines and HTTP workers are replaced."""
 FLEET_NAME = "chaos"
 ECHO, ENCODER, PIPELINE = "echo", "query_encoder", "rag_pipeline"
-ENGINE, WORKER, PYTHON_WORKER = "engine.process", "gateway.workers", "backends/python/worker"
+ENGINE, WORKER, PYTHON_WORKER = "sluice.engine.process", "sluice.gateway.workers", "backends/python/worker"
 """Words in the command lines of the processes that a gateway starts."""
 _LOADED = (ECHO, ENCODER, PIPELINE, "rag_prompt", "retriever", "sentence_encoder", "sentence_tokenizer")
 _ENGINE_OPTIONS = (
@@ -58,7 +58,7 @@ class TritonPythonModel:
 
 
 @dataclass(slots=True)
-class Interval:
+class FaultSpan:
     """A span of wall time; without an end until it is over."""
 
     begun_at: float
@@ -77,9 +77,9 @@ class Gateway:
     grpc_port: int
     metrics_port: int
     has_postgres: bool = False
-    cuts: list[Interval] = field(default_factory=list)
+    cuts: list[FaultSpan] = field(default_factory=list)
     """When connections may break: from a kill of the gateway or one of its HTTP workers until that is replaced."""
-    outages: list[Interval] = field(default_factory=list)
+    outages: list[FaultSpan] = field(default_factory=list)
     """When its ledger could not be written."""
     is_restarting: bool = False
 
@@ -98,7 +98,7 @@ class Gateway:
     @asynccontextmanager
     async def cut(self, settling_s: float = 0.0) -> AsyncIterator[None]:
         """Mark the time in which connections may break, and `settling_s` after it."""
-        interval = Interval(time.time())
+        interval = FaultSpan(time.time())
         self.cuts.append(interval)
         try:
             yield
@@ -118,12 +118,12 @@ class Fleet:
     gateways: list[Gateway]
     launchers: list[Program]
     redis: RedisStore | None
-    postgres: PostgresStore | None
+    postgres: PostgresUnderFaults | None
     skipped: dict[str, str]
     client: httpx.AsyncClient
-    redis_outages: list[Interval] = field(default_factory=list)
+    redis_outages: list[FaultSpan] = field(default_factory=list)
     """When Redis did not answer, or lost what it had."""
-    standstills: list[Interval] = field(default_factory=list)
+    standstills: list[FaultSpan] = field(default_factory=list)
     """When the machine itself did not run."""
 
     async def start(self) -> None:
@@ -207,7 +207,7 @@ def _plan_fleet(folder: Path, model: Path, client: httpx.AsyncClient) -> Fleet:
     if postgres_folder is None:
         skipped["postgres"] = "no pg_ctl in PATH, and pgserver is not installed"
     redis = None if redis_server is None else RedisStore(redis_server, folder)
-    postgres = None if postgres_folder is None else PostgresStore(postgres_folder, folder)
+    postgres = None if postgres_folder is None else PostgresUnderFaults(postgres_folder, folder)
     launchers = [] if redis is None else [_launcher(folder, model, redis, name) for name in ("left", "right")]
     near = _gateway(folder, "near", model, repository, redis, None, ("--replicas=2",))
     engines = ("--replicas=2",) if redis is None else (f"--engines={redis.url}#{FLEET_NAME}",)
@@ -238,7 +238,7 @@ def _write_repository(folder: Path) -> Path:
 def _launcher(folder: Path, model: Path, redis: RedisStore, name: str) -> Program:
     listen = ("--listen", f"tcp://127.0.0.1:{choose_port()}")
     register = ("--register", f"{redis.url}#{FLEET_NAME}", "--register-name", name)
-    command = (sys.executable, "-m", "cli", "engine", str(model), *listen, *register, *_ENGINE_OPTIONS)
+    command = (sys.executable, "-m", "sluice.cli", "engine", str(model), *listen, *register, *_ENGINE_OPTIONS)
     return Program(f"engine {name}", command, folder / f"engine-{name}.log", ready_lines=1)
 
 
@@ -248,13 +248,21 @@ def _gateway(
     model: Path,
     repository: Path,
     redis: RedisStore | None,
-    postgres: PostgresStore | None,
+    postgres: PostgresUnderFaults | None,
     options: tuple[str, ...],
 ) -> Gateway:
     ports = choose_port(), choose_port(), choose_port()
     names = ("--http-port", "--grpc-port", "--metrics-port")
     state = folder / f"state-{name}"
-    command = [sys.executable, "-m", "cli", "serve", str(model), f"--served-model-name={BUNDLED_MODEL}", "--rag=true"]
+    command = [
+        sys.executable,
+        "-m",
+        "sluice.cli",
+        "serve",
+        str(model),
+        f"--served-model-name={BUNDLED_MODEL}",
+        "--rag=true",
+    ]
     command += [f"{option}={port}" for option, port in zip(names, ports, strict=True)]
     command += [f"--model-repository={repository}", "--model-control-mode=explicit"]
     command += [f"--load-model={each}" for each in _LOADED]
@@ -268,4 +276,4 @@ def _gateway(
 
 
 __all__ = ["ECHO", "ENCODER", "ENGINE", "PIPELINE", "PYTHON_WORKER", "WORKER"]
-__all__ += ["Fleet", "FleetError", "Gateway", "Interval", "running_fleet"]
+__all__ += ["FaultSpan", "Fleet", "FleetError", "Gateway", "running_fleet"]

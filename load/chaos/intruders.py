@@ -5,8 +5,8 @@ import json
 import random
 from contextlib import suppress
 
-from load.chaos.fleet import Gateway
 from sluice.bundled import BUNDLED_MODEL
+from sluice.load.chaos.fleet import Gateway
 
 _LONG = {"model": BUNDLED_MODEL, "prompt": "Once", "max_tokens": 800, "ignore_eos": True, "temperature": 0}
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from load.chaos.fleet import ENCODER, Fleet, Gateway
-from load.chaos.traffic import Completion
+from sluice.load.chaos.fleet import ENCODER, Fleet, Gateway
+from sluice.load.chaos.traffic import Completion
 
 FLUSH_S = 2.5
 """A row is written within a second; a kill costs those of the last one. The machine may be slow."""

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 
 import psutil
 
-from load.chaos.fleet import ENGINE, PYTHON_WORKER, WORKER, Fleet
+from sluice.load.chaos.fleet import ENGINE, PYTHON_WORKER, WORKER, Fleet
 
 _MORE_RSS, _MORE_RSS_MB = 1.5, 64.0
 _MORE_THREADS, _MORE_DESCRIPTORS = 8, 32
@@ -13,7 +13,7 @@ _MORE_THREADS, _MORE_DESCRIPTORS = 8, 32
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a process has, the largest of those that are the same part of the fleet."""
+    """The resources of one part of the fleet: those of its largest process."""
 
     rss_mb: float = 0.0
     threads: int = 0

@@ -4,13 +4,13 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from load.chaos.answers import find_misshape
-from load.chaos.fleet import ECHO, PIPELINE
-from load.chaos.questions import Kind, Question
-from load.stream import Failure, FailureKind
+from sluice.load.chaos.answers import find_misshape
+from sluice.load.chaos.fleet import ECHO, PIPELINE
+from sluice.load.chaos.questions import Question, QuestionKind
+from sluice.load.stream import Failure, FailureKind
 
 MAX_EXAMPLES = 10
-"""Of each end that is worth a look, the last so many are kept."""
+"""Examples that are kept of each notable outcome, the latest ones."""
 _MAX_NAMED = 5
 _MAX_TOLD = 100
 """Broken promises that are told as they happen; more of them say nothing new."""
@@ -54,7 +54,7 @@ VIOLATIONS = (Outcome.LOST, Outcome.HUNG, Outcome.WRONG, Outcome.MISSHAPEN)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class OutcomeVerdict:
     """How a request ended, with the label to count by and the detail of what is wrong."""
 
     outcome: Outcome
@@ -62,7 +62,7 @@ class Verdict:
     detail: str = ""
 
 
-def judge(question: Question, text: str, failure: Failure | None, expected: str | None) -> Verdict:
+def judge(question: Question, text: str, failure: Failure | None, expected: str | None) -> OutcomeVerdict:
     """Say how a request ended that its client did not leave; one whose connection broke is lost. Pure.
 
     `expected` is the text that it must have, None where it is not known yet.
@@ -70,34 +70,34 @@ def judge(question: Question, text: str, failure: Failure | None, expected: str 
     if failure is not None:
         return _judge_failure(question.kind, failure)
     if question.kind.model == PIPELINE and STILL_READING in text:
-        return Verdict(Outcome.COMPLETED)
+        return OutcomeVerdict(Outcome.COMPLETED)
     if expected is not None and text != expected:
-        return Verdict(Outcome.WRONG, "text", f"{text!r} in place of {expected!r}")
-    return Verdict(Outcome.COMPLETED)
+        return OutcomeVerdict(Outcome.WRONG, "text", f"{text!r} in place of {expected!r}")
+    return OutcomeVerdict(Outcome.COMPLETED)
 
 
-def _judge_failure(kind: Kind, failure: Failure) -> Verdict:
+def _judge_failure(kind: QuestionKind, failure: Failure) -> OutcomeVerdict:
     is_broken = failure.kind in (FailureKind.CONNECTION, FailureKind.NO_TERMINATOR)
     if failure.kind is FailureKind.CONNECTION and kind.is_grpc:
         is_broken = any(words in failure.detail for words in _BROKEN_TRANSPORT)
     if is_broken:
-        return Verdict(Outcome.LOST, str(failure.kind), failure.detail)
+        return OutcomeVerdict(Outcome.LOST, str(failure.kind), failure.detail)
     if failure.kind is FailureKind.TIMEOUT:
-        return Verdict(Outcome.HUNG, str(failure.kind), failure.detail)
+        return OutcomeVerdict(Outcome.HUNG, str(failure.kind), failure.detail)
     if failure.kind in (FailureKind.SHORT, FailureKind.MALFORMED):
-        return Verdict(Outcome.WRONG, str(failure.kind), failure.detail)
+        return OutcomeVerdict(Outcome.WRONG, str(failure.kind), failure.detail)
     return _judge_error(kind, failure)
 
 
-def _judge_error(kind: Kind, failure: Failure) -> Verdict:
+def _judge_error(kind: QuestionKind, failure: Failure) -> OutcomeVerdict:
     """Judge what the server itself called an error."""
     status = failure.status
     if isinstance(status, int) and (misshape := find_misshape(kind.api, status, failure.detail)) is not None:
-        return Verdict(Outcome.MISSHAPEN, failure.label, misshape)
+        return OutcomeVerdict(Outcome.MISSHAPEN, failure.label, misshape)
     if kind.model == ECHO or _CRASHED_TWICE in failure.detail:
-        return Verdict(Outcome.ERROR, failure.label, failure.detail)
+        return OutcomeVerdict(Outcome.ERROR, failure.label, failure.detail)
     is_expected = status in _EXPECTED_STATUSES or status in _EXPECTED_GRPC or not isinstance(status, int | str)
-    return Verdict(Outcome.ERROR if is_expected else Outcome.WRONG, failure.label, failure.detail)
+    return OutcomeVerdict(Outcome.ERROR if is_expected else Outcome.WRONG, failure.label, failure.detail)
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class Tally:
     num_sent: int = 0
     num_output_tokens: int = 0
 
-    def add(self, kind: str, verdict: Verdict, about: str) -> None:
+    def add(self, kind: str, verdict: OutcomeVerdict, about: str) -> None:
         self.counts[kind, verdict.outcome] += 1
         if verdict.outcome in (Outcome.COMPLETED, Outcome.LEFT):
             return

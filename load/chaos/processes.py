@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from load.chaos.clocks import MovableClock
+from sluice.load.chaos.clocks import MovableClock
 
 START_S = 600.0
 """Longest start, on a machine that other work shares."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from load.apis import Api, make_api
-from load.chaos.answers import WholeApi
-from load.chaos.fleet import ECHO, ENCODER, PIPELINE
-from load.config import ApiKind, TokenRange, Workload
-from load.workload import ApproximateWords
 from sluice.bundled import BUNDLED_MODEL
+from sluice.load.apis import Api, make_api
+from sluice.load.chaos.answers import WholeApi
+from sluice.load.chaos.fleet import ECHO, ENCODER, PIPELINE
+from sluice.load.config import ApiKind, TokenRange, Workload
+from sluice.load.workload import ApproximateWords
 
 NUM_QUESTIONS = 6
 _LENGTHS = (4, 16, 24, 48, 96, 160)
@@ -20,7 +20,7 @@ _PROMPT_WORDS = TokenRange(4, 60)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class QuestionKind:
     """A way to ask: an API, of a model, for a whole answer or a stream."""
 
     api: ApiKind
@@ -61,29 +61,29 @@ class Kind:
 _WHOLE_ONLY = {ApiKind.GENERATE, ApiKind.EMBEDDINGS, ApiKind.INFER, ApiKind.INFER_BINARY, ApiKind.GRPC_INFER}
 _INFERS = (ApiKind.INFER, ApiKind.INFER_BINARY, ApiKind.GRPC_INFER)
 _STREAMED = [
-    Kind(ApiKind.CHAT, weight=2.0),
-    Kind(ApiKind.COMPLETIONS, weight=2.0),
-    Kind(ApiKind.CHAT, fields=(("temperature", 1.0), ("seed", 5)), note="sampled"),
-    Kind(ApiKind.RESPONSES),
-    Kind(ApiKind.MESSAGES, ends_by_itself=True),
-    Kind(ApiKind.OLLAMA_CHAT, ends_by_itself=True),
-    Kind(ApiKind.GENERATE_STREAM),
-    Kind(ApiKind.GRPC_STREAM),
-    Kind(ApiKind.CHAT, PIPELINE, ends_by_itself=True, note="rag", weight=0.5),
+    QuestionKind(ApiKind.CHAT, weight=2.0),
+    QuestionKind(ApiKind.COMPLETIONS, weight=2.0),
+    QuestionKind(ApiKind.CHAT, fields=(("temperature", 1.0), ("seed", 5)), note="sampled"),
+    QuestionKind(ApiKind.RESPONSES),
+    QuestionKind(ApiKind.MESSAGES, ends_by_itself=True),
+    QuestionKind(ApiKind.OLLAMA_CHAT, ends_by_itself=True),
+    QuestionKind(ApiKind.GENERATE_STREAM),
+    QuestionKind(ApiKind.GRPC_STREAM),
+    QuestionKind(ApiKind.CHAT, PIPELINE, ends_by_itself=True, note="rag", weight=0.5),
 ]
 _KEPT = (("store", True),)
 """Responses that are kept have the disk written."""
 _WHOLE = [
-    Kind(ApiKind.CHAT, is_streamed=False),
-    Kind(ApiKind.COMPLETIONS, is_streamed=False),
-    Kind(ApiKind.RESPONSES, is_streamed=False, fields=_KEPT),
-    Kind(ApiKind.MESSAGES, is_streamed=False, ends_by_itself=True),
-    Kind(ApiKind.OLLAMA_CHAT, is_streamed=False, ends_by_itself=True),
-    Kind(ApiKind.GENERATE, is_streamed=False),
-    Kind(ApiKind.EMBEDDINGS, ENCODER, is_streamed=False),
-    Kind(ApiKind.INFER, ECHO, is_streamed=False),
-    Kind(ApiKind.INFER_BINARY, ECHO, is_streamed=False),
-    Kind(ApiKind.GRPC_INFER, ECHO, is_streamed=False),
+    QuestionKind(ApiKind.CHAT, is_streamed=False),
+    QuestionKind(ApiKind.COMPLETIONS, is_streamed=False),
+    QuestionKind(ApiKind.RESPONSES, is_streamed=False, fields=_KEPT),
+    QuestionKind(ApiKind.MESSAGES, is_streamed=False, ends_by_itself=True),
+    QuestionKind(ApiKind.OLLAMA_CHAT, is_streamed=False, ends_by_itself=True),
+    QuestionKind(ApiKind.GENERATE, is_streamed=False),
+    QuestionKind(ApiKind.EMBEDDINGS, ENCODER, is_streamed=False),
+    QuestionKind(ApiKind.INFER, ECHO, is_streamed=False),
+    QuestionKind(ApiKind.INFER_BINARY, ECHO, is_streamed=False),
+    QuestionKind(ApiKind.GRPC_INFER, ECHO, is_streamed=False),
 ]
 KINDS = (*_STREAMED, *_WHOLE)
 
@@ -92,7 +92,7 @@ KINDS = (*_STREAMED, *_WHOLE)
 class Question:
     """A request that is sent many times, and has one answer."""
 
-    kind: Kind
+    kind: QuestionKind
     number: int
     prompt: str
     max_tokens: int

@@ -11,16 +11,16 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from load.chaos.outcomes import Outcome
-from load.chaos.run import Run
-from load.machine import read_machine_info
+from sluice.load.chaos.outcomes import Outcome
+from sluice.load.chaos.run import ChaosRun
+from sluice.load.machine import read_machine_info
 
 _REDRAW_S, _LINE_S = 1.0, 10.0
 _MOST_SLOPES = 5
 """The processes whose memory grew fastest."""
 
 
-async def show_progress(run: Run, console: Console) -> None:
+async def show_progress(run: ChaosRun, console: Console) -> None:
     """Show how the run goes on until cancelled: a table on a terminal, a line now and then elsewhere. A request that
     breaks a promise is told at once."""
     telling = asyncio.create_task(_tell_broken(run, console))
@@ -37,7 +37,7 @@ async def show_progress(run: Run, console: Console) -> None:
         telling.cancel()
 
 
-async def _tell_broken(run: Run, console: Console) -> None:
+async def _tell_broken(run: ChaosRun, console: Console) -> None:
     num_told = 0
     while True:
         broken = [] if run.traffic is None else run.traffic.tally.broken[num_told:]
@@ -47,7 +47,7 @@ async def _tell_broken(run: Run, console: Console) -> None:
         await asyncio.sleep(_REDRAW_S)
 
 
-def progress_line(run: Run) -> str:
+def progress_line(run: ChaosRun) -> str:
     """Say in a line how far the run is."""
     elapsed_s = time.time() - run.begun_at
     ended = 0 if run.traffic is None else run.traffic.tally.num_ended
@@ -58,7 +58,7 @@ def progress_line(run: Run) -> str:
     return f"{elapsed_s:5.0f} s  {run.phase}: {counts or 'no requests yet'}{rate}{faults}{now}"
 
 
-def outcome_counts(run: Run) -> Iterator[tuple[str, int]]:
+def outcome_counts(run: ChaosRun) -> Iterator[tuple[str, int]]:
     """Yield each outcome with its number of requests; without those of none but for what counts as lost."""
     if run.traffic is None:
         return
@@ -68,7 +68,7 @@ def outcome_counts(run: Run) -> Iterator[tuple[str, int]]:
             yield str(outcome), count
 
 
-def _progress_table(run: Run) -> Table:
+def _progress_table(run: ChaosRun) -> Table:
     table = Table(title=progress_line(run), box=None, title_justify="left")
     table.add_column("kind", no_wrap=True)
     for outcome in Outcome:
@@ -78,7 +78,7 @@ def _progress_table(run: Run) -> Table:
     return table
 
 
-def kind_rows(run: Run) -> Iterator[tuple[str, dict[Outcome, int]]]:
+def kind_rows(run: ChaosRun) -> Iterator[tuple[str, dict[Outcome, int]]]:
     """Yield each kind of request with its outcomes."""
     if run.traffic is None:
         return
@@ -87,7 +87,7 @@ def kind_rows(run: Run) -> Iterator[tuple[str, dict[Outcome, int]]]:
         yield kind, {outcome: count for (of, outcome), count in counts.items() if of == kind}
 
 
-def print_report(run: Run, console: Console) -> None:
+def print_report(run: ChaosRun, console: Console) -> None:
     """Print what the clients got, what was done, what was checked, and what broke a promise."""
     console.print(_progress_table(run))
     for name, count in sorted(run.num_faults.items()):
@@ -108,7 +108,7 @@ def print_report(run: Run, console: Console) -> None:
     console.print(f"{verdict(run)} (seed {run.config.seed})", style="bold", highlight=False, markup=False)
 
 
-def verdict(run: Run) -> str:
+def verdict(run: ChaosRun) -> str:
     """Return what the run has shown, in a line."""
     if run.violations:
         return f"broken promises: {len(run.violations)}; see {run.config.folder}"
@@ -117,7 +117,7 @@ def verdict(run: Run) -> str:
     return "no promise broken"
 
 
-def _sizes_table(run: Run) -> Table:
+def _sizes_table(run: ChaosRun) -> Table:
     table = Table(box=None)
     for name in ("part", "MB", "then", "threads", "then", "descriptors", "then"):
         table.add_column(name, justify="left" if name == "part" else "right", no_wrap=True)
@@ -130,7 +130,7 @@ def _sizes_table(run: Run) -> Table:
     return table
 
 
-def to_json(run: Run) -> bytes:
+def to_json(run: ChaosRun) -> bytes:
     """Return the report for programs."""
     tally = None if run.traffic is None else run.traffic.tally
     document: dict[str, Any] = {

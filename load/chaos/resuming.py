@@ -9,15 +9,15 @@ from uuid import UUID
 
 import httpx
 
-from load.apis import make_api
-from load.chaos.answers import text_of
-from load.chaos.fleet import Fleet, Gateway
-from load.chaos.outcomes import Outcome, Verdict
-from load.chaos.questions import Kind, Question
-from load.config import ApiKind
-from load.stream import DONE
+from sluice.load.apis import make_api
+from sluice.load.chaos.answers import text_of
+from sluice.load.chaos.fleet import Fleet, Gateway
+from sluice.load.chaos.outcomes import Outcome, OutcomeVerdict
+from sluice.load.chaos.questions import Question, QuestionKind
+from sluice.load.config import ApiKind
+from sluice.load.stream import DONE
 
-RESUMED = Kind(ApiKind.CHAT, note="resumed")
+RESUMED = QuestionKind(ApiKind.CHAT, note="resumed")
 TIMEOUT_S = 90.0
 _PAUSE_S = 0.3
 _MOST_EVENTS = 30
@@ -28,7 +28,7 @@ _ID, _DATA = b"id: ", b"data: "
 class _EndedError(Exception):
     """The stream has ended, as `verdict` says."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: OutcomeVerdict) -> None:
         super().__init__(verdict.detail)
         self.verdict = verdict
 
@@ -51,7 +51,7 @@ class Resumption:
         self.owner: Gateway = rng.choice(fleet.gateways)
         """The gateway that was asked first."""
 
-    async def read(self, expected: str | None) -> Verdict:
+    async def read(self, expected: str | None) -> OutcomeVerdict:
         """Read to the end, and return how it ended. One that cannot be read to its end in time is lost."""
         begun_at = time.time()
         while time.time() - begun_at < TIMEOUT_S:
@@ -62,9 +62,11 @@ class Resumption:
             except _EndedError as ended:
                 if ended.verdict.outcome is not Outcome.COMPLETED or "".join(self._texts) == expected:
                     return ended.verdict
-                return Verdict(Outcome.WRONG, "text", f"{''.join(self._texts)!r} in place of {expected!r}")
+                return OutcomeVerdict(Outcome.WRONG, "text", f"{''.join(self._texts)!r} in place of {expected!r}")
             await asyncio.sleep(_PAUSE_S)
-        return Verdict(self._lost_outcome(begun_at), "stream", f"{self._stream} after event {self._last}: {self._said}")
+        return OutcomeVerdict(
+            self._lost_outcome(begun_at), "stream", f"{self._stream} after event {self._last}: {self._said}"
+        )
 
     def _lost_outcome(self, begun_at: float) -> Outcome:
         """A stream is lost with its gateway where Redis could not keep it for the other."""
@@ -116,17 +118,19 @@ class Resumption:
         if data is None:  # a comment that keeps the connection
             return
         if b'"error"' in data and number is None:
-            raise _EndedError(Verdict(Outcome.ERROR, "error_event", data.decode(errors="replace")))
+            raise _EndedError(OutcomeVerdict(Outcome.ERROR, "error_event", data.decode(errors="replace")))
         if number != self._last + 1:
-            raise _EndedError(Verdict(Outcome.WRONG, "number", f"event {number} after event {self._last}: {data!r}"))
+            raise _EndedError(
+                OutcomeVerdict(Outcome.WRONG, "number", f"event {number} after event {self._last}: {data!r}")
+            )
         self._last, self._last_id = number, (id_ or b"").decode()
         if data == DONE:
-            raise _EndedError(Verdict(Outcome.COMPLETED))
+            raise _EndedError(OutcomeVerdict(Outcome.COMPLETED))
         if "error" in json.loads(data):
-            raise _EndedError(Verdict(Outcome.ERROR, "error_event", data.decode(errors="replace")))
+            raise _EndedError(OutcomeVerdict(Outcome.ERROR, "error_event", data.decode(errors="replace")))
         self._texts.append(text_of(data))
 
 
-def _judge_refusal(status: int, said: str) -> Verdict:
+def _judge_refusal(status: int, said: str) -> OutcomeVerdict:
     is_expected = status in (429, 503, 504)
-    return Verdict(Outcome.ERROR if is_expected else Outcome.WRONG, f"http_{status}", said)
+    return OutcomeVerdict(Outcome.ERROR if is_expected else Outcome.WRONG, f"http_{status}", said)

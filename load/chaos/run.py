@@ -8,13 +8,13 @@ from pathlib import Path
 
 import httpx
 
-from load.chaos.faults import Faults, possible_faults
-from load.chaos.fleet import Fleet, FleetError, Gateway, Interval, running_fleet
-from load.chaos.ledgers import FLUSH_S, compare_completions, count_excused, read_ledger, tokens_of_counters
-from load.chaos.measurements import Size, find_growth, measure
-from load.chaos.samples import Sample, Slope, find_leaks, find_slopes, keep_sampling, sample_interval_s
-from load.chaos.schedule import schedule
-from load.chaos.traffic import Traffic
+from sluice.load.chaos.faults import Faults, possible_faults
+from sluice.load.chaos.fleet import FaultSpan, Fleet, FleetError, Gateway, running_fleet
+from sluice.load.chaos.ledgers import FLUSH_S, compare_completions, count_excused, read_ledger, tokens_of_counters
+from sluice.load.chaos.measurements import Size, find_growth, measure
+from sluice.load.chaos.samples import Sample, Slope, find_leaks, find_slopes, keep_sampling, sample_interval_s
+from sluice.load.chaos.schedule import schedule
+from sluice.load.chaos.traffic import Traffic
 
 SETTLING_S = 150.0
 """Seconds that the fleet may take to be whole and still again after the last fault."""
@@ -60,7 +60,7 @@ class ChaosConfig:
 
 
 @dataclass(slots=True)
-class Run:
+class ChaosRun:
     """A run and its findings, while it goes on and when it is over."""
 
     config: ChaosConfig
@@ -86,8 +86,8 @@ class Run:
         self.trace.append(f"{time.strftime('%H:%M:%S')} {text}")
 
 
-async def run_chaos(run: Run) -> None:
-    """Run to the end; what is found stands in `run`. Raises FleetError where the fleet does not start."""
+async def run_chaos(run: ChaosRun) -> None:
+    """ChaosRun to the end; what is found stands in `run`. Raises FleetError where the fleet does not start."""
     moves_clocks = "clock_jump" in run.config.faults
     async with running_fleet(run.config.folder, run.config.model, moves_clocks=moves_clocks) as fleet:
         run.skipped = dict(fleet.skipped)
@@ -104,7 +104,7 @@ async def run_chaos(run: Run) -> None:
 class _Course:
     """The phases of a run."""
 
-    def __init__(self, run: Run, fleet: Fleet, traffic: Traffic) -> None:
+    def __init__(self, run: ChaosRun, fleet: Fleet, traffic: Traffic) -> None:
         self._run = run
         self._config = run.config
         self._fleet = fleet
@@ -149,7 +149,7 @@ class _Course:
             begun_at = time.time()
             await asyncio.sleep(_LOOK_S)
             if (seconds := time.time() - begun_at) > _STANDSTILL_S:
-                self._fleet.standstills.append(Interval(begun_at, time.time() + _AFTERMATH_S))
+                self._fleet.standstills.append(FaultSpan(begun_at, time.time() + _AFTERMATH_S))
                 self._run.note(f"the machine stood still for {seconds:.1f} s")
 
     async def _disturb(self) -> None:
@@ -266,4 +266,4 @@ def find_open(metrics: Mapping[str, float]) -> str:
     return ", ".join(found)
 
 
-__all__ = ["ChaosConfig", "FleetError", "Run", "run_chaos"]
+__all__ = ["ChaosConfig", "ChaosRun", "FleetError", "run_chaos"]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import httpx
 import numpy as np
 
-from load.chaos.fleet import Fleet, Gateway
-from load.chaos.measurements import ProcessSize, measure_processes
-from load.chaos.outcomes import Tally
+from sluice.load.chaos.fleet import Fleet, Gateway
+from sluice.load.chaos.measurements import ProcessSize, measure_processes
+from sluice.load.chaos.outcomes import Tally
 
 SAMPLE_S = 60.0
 _LEAST_SAMPLES = 10

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from load.chaos.places import choose_port
-from load.chaos.processes import FleetError, Program
+from sluice.load.chaos.places import choose_port
+from sluice.load.chaos.processes import FleetError, Program
 
 _UNPRIVILEGED = "nobody"
 """The user that runs Postgres where root starts the fleet, which Postgres refuses."""
@@ -35,7 +35,7 @@ class RedisStore:
         await _until_listening(self.program.name, self.port)
 
 
-class PostgresStore:
+class PostgresUnderFaults:
     """A Postgres server with one database, whose owner needs no password on this machine."""
 
     def __init__(self, binaries: Path, folder: Path) -> None:

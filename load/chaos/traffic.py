@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from load.callers import Caller, HttpCaller
-from load.chaos.answers import TextReader
-from load.chaos.fleet import Fleet, Gateway
-from load.chaos.outcomes import STILL_READING, Outcome, Tally, Verdict, judge
-from load.chaos.questions import Kind, Question, light_questions, make_questions
-from load.chaos.resuming import RESUMED, Resumption
-from load.clock import RealClock
-from load.config import ApiKind, LoadConfig, LoadTarget, RequestPace
-from load.single_run import open_caller
-from load.stream import Failure, LiveCounts, PlannedRequest
+from sluice.load.callers import Caller, HttpCaller
+from sluice.load.chaos.answers import TextReader
+from sluice.load.chaos.fleet import Fleet, Gateway
+from sluice.load.chaos.outcomes import STILL_READING, Outcome, OutcomeVerdict, Tally, judge
+from sluice.load.chaos.questions import Question, QuestionKind, light_questions, make_questions
+from sluice.load.chaos.resuming import RESUMED, Resumption
+from sluice.load.clock import RealClock
+from sluice.load.config import ApiKind, LoadConfig, LoadTarget, RequestPace
+from sluice.load.single_run import open_caller
+from sluice.load.stream import Failure, LiveCounts, PlannedRequest
 
 TIMEOUT_S = 120.0
 """A request that has no end by then hangs: no fault lasts half as long."""
@@ -54,7 +54,7 @@ class Traffic:
     """The text of each answer, learned before the first fault."""
     questions: list[Question] = field(default_factory=make_questions)
     is_stopping: bool = False
-    _callers: dict[tuple[str, Kind], Caller] = field(default_factory=dict)
+    _callers: dict[tuple[str, QuestionKind], Caller] = field(default_factory=dict)
     _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def __aenter__(self) -> "Traffic":
@@ -99,7 +99,7 @@ class Traffic:
 
     async def _run_resuming(self, number: int) -> None:
         rng = random.Random(f"{self.seed} resuming {number}")
-        chats = [each for each in self.questions if each.kind == Kind(ApiKind.CHAT, weight=each.kind.weight)]
+        chats = [each for each in self.questions if each.kind == QuestionKind(ApiKind.CHAT, weight=each.kind.weight)]
         while not self.is_stopping:
             self.tally.num_sent += 1
             question, begun_at = rng.choice(chats), time.time()
@@ -117,7 +117,7 @@ class Traffic:
             is_refused = verdict.outcome in (Outcome.CUT, Outcome.LOST, Outcome.ERROR)
             await asyncio.sleep(_RECONNECT_PAUSE_S if is_refused else pause_s)
 
-    async def _ask(self, gateway: Gateway, question: Question, leaving: random.Random | None) -> Verdict:
+    async def _ask(self, gateway: Gateway, question: Question, leaving: random.Random | None) -> OutcomeVerdict:
         """Send one request and count how it ends. With `leaving`, some clients leave at a random moment."""
         self.tally.num_sent += 1
         request_id = f"chaos-{self.seed}-{self.tally.num_sent}"
@@ -135,7 +135,7 @@ class Traffic:
         self.tally.add(question.kind.name, verdict, _about(request_id, question.kind, gateway, begun_at))
         return verdict
 
-    async def _excuse(self, verdict: Verdict, gateway: Gateway, begun_at: float) -> Verdict:
+    async def _excuse(self, verdict: OutcomeVerdict, gateway: Gateway, begun_at: float) -> OutcomeVerdict:
         """Return the verdict, or that the request was cut where its connection broke for a kill or a standstill."""
         if verdict.outcome not in (Outcome.LOST, Outcome.HUNG):
             return verdict
@@ -170,10 +170,10 @@ class _Exchange:
         planned = PlannedRequest(0, self._question.prompt, 0, self._question.max_tokens, leaves_after)
         self._broken = await self._caller.call(planned, self.reader, self._left)
 
-    def judge(self, expected: str | None) -> Verdict:
+    def judge(self, expected: str | None) -> OutcomeVerdict:
         """Return how it ended; one whose connection broke is lost. `expected` is its text, where that is known."""
         if self._left.is_set():
-            return Verdict(Outcome.LEFT)
+            return OutcomeVerdict(Outcome.LEFT)
         failure = self.reader.find_failure(self._question.max_tokens, self._broken)
         return judge(self._question, self.reader.text, failure, expected)
 
@@ -186,11 +186,11 @@ class _Exchange:
         return leaving.randint(1, self._question.max_tokens)
 
 
-def _about(which: str, kind: Kind, gateway: Gateway, begun_at: float) -> str:
+def _about(which: str, kind: QuestionKind, gateway: Gateway, begun_at: float) -> str:
     moment = time.strftime("%H:%M:%S", time.localtime(begun_at))
     return f"{which} at {moment} for {time.time() - begun_at:.1f} s, {kind.name} of {gateway.name}"
 
 
-def _config(gateway: Gateway, kind: Kind) -> LoadConfig:
+def _config(gateway: Gateway, kind: QuestionKind) -> LoadConfig:
     url = f"http://127.0.0.1:{gateway.grpc_port}" if kind.is_grpc else gateway.url
     return LoadConfig(LoadTarget(url, kind.api, kind.model, timeout_s=TIMEOUT_S), _NO_PACE, kind.workload())

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from load.config import ApiKind, LoadConfig, LoadConfigError
-from load.intervals import Floats
-from load.run import Run, RunError, run_blocking
-from load.stream import RequestResult
-from load.summary import gaps_s
+from sluice.load.config import ApiKind, LoadConfig, LoadConfigError
+from sluice.load.intervals import Floats
+from sluice.load.run import Run, RunError, run_blocking
+from sluice.load.stream import RequestResult
+from sluice.load.summary import gaps_s
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 

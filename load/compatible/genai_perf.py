@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from load.compatible.common import ForeignParser, Latencies, check_endpoint, http_url, note, run_as
-from load.config import (
+from sluice.load.compatible.common import ForeignParser, Latencies, check_endpoint, http_url, note, run_as
+from sluice.load.config import (
     ApiKind,
     LoadConfig,
     LoadConfigError,
@@ -26,10 +26,10 @@ from load.config import (
     TurnRange,
     Workload,
 )
-from load.intervals import Floats
-from load.report import report_console
-from load.run import Run
-from load.values import argument, at_least, header, positive
+from sluice.load.intervals import Floats
+from sluice.load.report import report_console
+from sluice.load.run import Run
+from sluice.load.values import argument, at_least, header, positive
 
 _PROG = "sluice load genai-perf"
 _DESCRIPTION = """\

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from load.compatible.common import FAILED, INTERRUPTED, USAGE_ERROR, ForeignParser, http_url
-from load.config import ApiKind, Arrival, LoadConfig, LoadConfigError, LoadTarget, RequestPace, Workload
-from load.connection import ConnectionPool
-from load.run import Run, RunError, get_json, run_load
-from load.values import argument, at_least, new_file, shape
+from sluice.load.compatible.common import FAILED, INTERRUPTED, USAGE_ERROR, ForeignParser, http_url
+from sluice.load.config import ApiKind, Arrival, LoadConfig, LoadConfigError, LoadTarget, RequestPace, Workload
+from sluice.load.connection import ConnectionPool
+from sluice.load.run import Run, RunError, get_json, run_load
+from sluice.load.values import argument, at_least, new_file, shape
 
 _DESCRIPTION = """\
 Measure a model of a v2 server (Triton, Sluice) as NVIDIA's perf_analyzer does, by its own flags.

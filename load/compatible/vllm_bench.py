@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from load.compatible.common import ForeignParser, Latencies, check_endpoint, deviation, mean, percentile, run_as
-from load.config import (
+from sluice.addresses import host_and_port
+from sluice.load.compatible.common import ForeignParser, Latencies, check_endpoint, deviation, mean, percentile, run_as
+from sluice.load.config import (
     ApiKind,
     Arrival,
     LoadConfig,
@@ -23,12 +24,11 @@ from load.config import (
     TokenRange,
     Workload,
 )
-from load.intervals import Floats
-from load.run import Run
-from load.stream import RequestResult
-from load.traces import read_trace
-from load.values import argument, at_least, json_object, positive
-from sluice.addresses import host_and_port
+from sluice.load.intervals import Floats
+from sluice.load.run import Run
+from sluice.load.stream import RequestResult
+from sluice.load.traces import read_trace
+from sluice.load.values import argument, at_least, json_object, positive
 
 _PROG = "sluice load vllm-bench"
 _DESCRIPTION = """\

@@ -72,7 +72,7 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class MetricsReading:
     """One reading of a page."""
 
     phases: dict[str, Total]
@@ -87,7 +87,7 @@ def dialect_of(page: str) -> Dialect | None:
     return next((each for each in DIALECTS if f"\n{each.running}" in f"\n{page}"), None)
 
 
-def read_page(page: str, dialect: Dialect, model: str) -> Page:
+def read_page(page: str, dialect: Dialect, model: str) -> MetricsReading:
     """Read a page: the values of `model`, or of all models where none has its name."""
     samples = list(_samples(page, dialect))
     if any(_model(each) == model for each in samples):
@@ -97,7 +97,7 @@ def read_page(page: str, dialect: Dialect, model: str) -> Page:
         return Total(_add(samples, f"{name}_sum"), _add(samples, f"{name}_count"))
 
     gpus = [int(each.labels["num_gpus"]) for each in samples if each.name == dialect.gpus]
-    return Page(
+    return MetricsReading(
         {phase: total(name) for phase, name in dialect.phases.items()},
         _add(samples, dialect.running),
         _add(samples, dialect.waiting),

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from load.config import LoadConfig, LoadConfigError
-from load.connection import ConnectionPool
-from load.fetch import RunError, get
-from load.watch.energy import Energy, EnergyWatch
-from load.watch.metrics_page import Dialect, Page, dialect_of, read_page
 from sluice.addresses import host_and_port
+from sluice.load.config import LoadConfig, LoadConfigError
+from sluice.load.connection import ConnectionPool
+from sluice.load.fetch import RunError, get
+from sluice.load.watch.energy import Energy, EnergyWatch
+from sluice.load.watch.metrics_page import Dialect, MetricsReading, dialect_of, read_page
 
 INTERVAL_S = 0.5
 PATIENCE_S = 5.0
@@ -78,7 +78,7 @@ class Watcher:
     _energy: EnergyWatch | None = None
     _energy_missing: str = ""
     _source: "_Source | None" = None
-    _first: Page | None = None
+    _first: MetricsReading | None = None
     _samples: list[ServerSample] = field(default_factory=list)
     _missing: str = ""
     _polling: asyncio.Task[None] | None = None
@@ -150,7 +150,7 @@ class _Source:
     dialect: Dialect
     model: str
 
-    async def read(self) -> Page:
+    async def read(self) -> MetricsReading:
         """Read the page. Raises RunError, or ValueError for a page that is none."""
         return read_page(await _page(self.pool, self.config, self.path), self.dialect, self.model)
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from pipelines.answers.entries import (
+from sluice.pipelines.answers.entries import (
     decode_event,
     decode_vectors,
     encode_event,
@@ -16,18 +16,18 @@ from pipelines.answers.entries import (
     text_key,
     vectors_key,
 )
-from pipelines.answers.identity import encoder_identity, text_identity
-from pipelines.answers.notes import note_lookup
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_models import AdapterText
-from pipelines.rag.encoder import Embeddings, TextEncoder
-from pipelines.rag.encoder_signature import Inputs
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.rag.types import AdmitTokens, admit_all
-from pipelines.text.model import TextModel
-from pipelines.text.sampling import SamplingDefaults, drop_random_seed
-from pipelines.text.types import TextEvent, TextRequest
-from serving.caching.response_cache import ResponseCache
+from sluice.pipelines.answers.identity import encoder_identity, text_identity
+from sluice.pipelines.answers.notes import note_lookup
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_models import AdapterText
+from sluice.pipelines.rag.encoder import Embeddings, TextEncoder
+from sluice.pipelines.rag.encoder_signature import Inputs
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.rag.types import AdmitTokens, admit_all
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.sampling import SamplingDefaults, drop_random_seed
+from sluice.pipelines.text.types import TextEvent, TextRequest
+from sluice.serving.caching.response_cache import ResponseCache
 
 MAX_TEXT_CHARS = 1 << 20
 """Longest text that is kept: a longer one is not even collected."""

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipelines.rag.encoder import Embeddings
-from pipelines.text.types import TextDetail, TextEvent, TextRequest
+from sluice.pipelines.rag.encoder import Embeddings
+from sluice.pipelines.text.types import TextDetail, TextEvent, TextRequest
 
 _KEY_BYTES = 16
 _NOT_IN_ANSWERS = {

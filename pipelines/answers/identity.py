@@ -3,15 +3,15 @@
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_models import AdapterText
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.remote.embedding import EncoderModel
-from pipelines.remote.model import RemoteLlmModel
-from pipelines.text.model import TextModel, fingerprint_of
-from pipelines.text.tensor_model import TensorText
-from serving.model import Model
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_models import AdapterText
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.remote.embedding import EncoderModel
+from sluice.pipelines.remote.model import RemoteLlmModel
+from sluice.pipelines.text.model import TextModel, fingerprint_of
+from sluice.pipelines.text.tensor_model import TensorText
+from sluice.serving.model import Model
 
 _own: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
 """Identities of loaded models of which only this process knows that they stay the same."""

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from engine.guidance.closing import Rewritten, rewrite
-from engine.guidance.rewriting import is_reference
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.schema_types import alone, number_regex
-from pipelines.chat.source import PartReader, Steps, UnexpectedText
-from pipelines.text.parts import AnswerText, CallArguments, CallStart, ReasoningText
+from sluice.engine.guidance.closing import Rewritten, rewrite
+from sluice.engine.guidance.rewriting import is_reference
 from sluice.errors import invalid
+from sluice.pipelines.chat.lark import LarkWriter
+from sluice.pipelines.chat.schema_types import alone, number_regex
+from sluice.pipelines.chat.source import PartReader, Steps, UnexpectedText
+from sluice.pipelines.text.parts import AnswerText, CallArguments, CallStart, ReasoningText
 from sluice.repetition import random_hex
 
 _ARGUMENT_KEYS = ("arguments", "parameters")

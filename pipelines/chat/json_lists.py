@@ -4,10 +4,10 @@ import json
 from collections.abc import Sequence
 from typing import ClassVar
 
-from pipelines.chat.formats import CallReader, Tool, ToolFormat, json_calls
-from pipelines.chat.lark import LarkWriter, escape
-from pipelines.chat.source import Steps, UnexpectedText
-from pipelines.text.parts import AnswerText
+from sluice.pipelines.chat.formats import CallReader, Tool, ToolFormat, json_calls
+from sluice.pipelines.chat.lark import LarkWriter, escape
+from sluice.pipelines.chat.source import Steps, UnexpectedText
+from sluice.pipelines.text.parts import AnswerText
 
 _PYTHON_TAG = "<|python_tag|>"
 _OPENINGS = ("<|tool_call|>", "<tool_call>", "functools")

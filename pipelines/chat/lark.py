@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from engine.guidance.gbnf import lark_string
+from sluice.engine.guidance.gbnf import lark_string
 
 _SPECIAL, _ESCAPED = re.compile(r"([.^$*+?()\[\]{}|\\/&~])"), r"\\\1"
 """Characters with a meaning in a regular expression between slashes."""

@@ -3,10 +3,10 @@
 import string
 from collections.abc import Sequence
 
-from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat, json_calls
-from pipelines.chat.json_lists import JsonListReader
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.source import Steps
+from sluice.pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat, json_calls
+from sluice.pipelines.chat.json_lists import JsonListReader
+from sluice.pipelines.chat.lark import LarkWriter
+from sluice.pipelines.chat.source import Steps
 from sluice.repetition import random_text
 
 _OPEN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

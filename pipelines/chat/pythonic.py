@@ -7,11 +7,19 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat, json_value
-from pipelines.chat.lark import LarkWriter, escape
-from pipelines.chat.schema_types import alone, arguments_of, choices_of, parts_of, resolve, takes_any_argument, types_of
-from pipelines.chat.source import Steps, UnexpectedText
-from pipelines.text.parts import AnswerText, CallArguments
+from sluice.pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat, json_value
+from sluice.pipelines.chat.lark import LarkWriter, escape
+from sluice.pipelines.chat.schema_types import (
+    alone,
+    arguments_of,
+    choices_of,
+    parts_of,
+    resolve,
+    takes_any_argument,
+    types_of,
+)
+from sluice.pipelines.chat.source import Steps, UnexpectedText
+from sluice.pipelines.text.parts import AnswerText, CallArguments
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _TEMPLATE = re.compile(r"\[\w+\(\w+=")

@@ -3,10 +3,10 @@
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from pipelines.chat.formats import CallReader
-from pipelines.chat.source import PartReader
-from pipelines.text.parts import AnswerText, CallArguments, CallStart, Part
-from pipelines.text.types import TextEvent, ToolChoice
+from sluice.pipelines.chat.formats import CallReader
+from sluice.pipelines.chat.source import PartReader
+from sluice.pipelines.text.parts import AnswerText, CallArguments, CallStart, Part
+from sluice.pipelines.text.types import TextEvent, ToolChoice
 
 
 class FormatReader:

@@ -7,18 +7,18 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from pipelines.chat.formats import CallReader, ChatFormat, ReasoningFormat, Tool, ToolFormat, parse_tools
-from pipelines.chat.harmony import HarmonyCallFormat, HarmonyReasoningFormat
-from pipelines.chat.json_lists import FunctoolsFormat, GraniteFormat, HermesFormat, LlamaJsonFormat, PhiFormat
-from pipelines.chat.mistral import MistralFormat, MistralNamesFormat
-from pipelines.chat.pythonic import PythonicFormat
-from pipelines.chat.reader import FormatReader
-from pipelines.chat.sections import DeepSeekV3Format, DeepSeekV31Format, KimiK2Format
-from pipelines.chat.tagged import GlmFormat, Qwen3CoderFormat
-from pipelines.chat.think import GraniteReasoningFormat, MagistralFormat, ThinkFormat
-from pipelines.text.parts import ChatReader
-from pipelines.text.types import ToolChoice
 from sluice.errors import invalid
+from sluice.pipelines.chat.formats import CallReader, ChatFormat, ReasoningFormat, Tool, ToolFormat, parse_tools
+from sluice.pipelines.chat.harmony import HarmonyCallFormat, HarmonyReasoningFormat
+from sluice.pipelines.chat.json_lists import FunctoolsFormat, GraniteFormat, HermesFormat, LlamaJsonFormat, PhiFormat
+from sluice.pipelines.chat.mistral import MistralFormat, MistralNamesFormat
+from sluice.pipelines.chat.pythonic import PythonicFormat
+from sluice.pipelines.chat.reader import FormatReader
+from sluice.pipelines.chat.sections import DeepSeekV3Format, DeepSeekV31Format, KimiK2Format
+from sluice.pipelines.chat.tagged import GlmFormat, Qwen3CoderFormat
+from sluice.pipelines.chat.think import GraniteReasoningFormat, MagistralFormat, ThinkFormat
+from sluice.pipelines.text.parts import ChatReader
+from sluice.pipelines.text.types import ToolChoice
 
 TOOL_GROUP = "sluice.tool_formats"
 REASONING_GROUP = "sluice.reasoning_formats"

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.source import Steps, UnexpectedText
+from sluice.pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat
+from sluice.pipelines.chat.lark import LarkWriter
+from sluice.pipelines.chat.source import Steps, UnexpectedText
 
 
 class SectionMarks(NamedTuple):

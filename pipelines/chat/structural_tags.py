@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 
-from engine.guidance.closing import rewrite
-from engine.guidance.gbnf import is_gbnf, to_lark
-from engine.types import Grammar, GrammarKind
-from pipelines.chat.formats import Tool
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.tagged import Qwen3CoderFormat
+from sluice.engine.guidance.closing import rewrite
+from sluice.engine.guidance.gbnf import is_gbnf, to_lark
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import invalid
+from sluice.pipelines.chat.formats import Tool
+from sluice.pipelines.chat.lark import LarkWriter
+from sluice.pipelines.chat.tagged import Qwen3CoderFormat
 
 _MAX_PARTS = 256
 """Most parts of a structural tag, at any depth."""

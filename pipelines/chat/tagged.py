@@ -5,9 +5,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat, json_value
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.schema_types import (
+from sluice.pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat, json_value
+from sluice.pipelines.chat.lark import LarkWriter
+from sluice.pipelines.chat.schema_types import (
     arguments_of,
     choices_of,
     parts_of,
@@ -16,8 +16,8 @@ from pipelines.chat.schema_types import (
     type_name,
     types_of,
 )
-from pipelines.chat.source import Steps, UnexpectedText
-from pipelines.text.parts import CallArguments
+from sluice.pipelines.chat.source import Steps, UnexpectedText
+from sluice.pipelines.text.parts import CallArguments
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TEXT = frozenset({"string"})

@@ -2,10 +2,10 @@
 
 from typing import ClassVar
 
-from pipelines.chat.formats import ReasoningFormat
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.source import PartReader, Steps
-from pipelines.text.parts import AnswerText, ReasoningText
+from sluice.pipelines.chat.formats import ReasoningFormat
+from sluice.pipelines.chat.lark import LarkWriter
+from sluice.pipelines.chat.source import PartReader, Steps
+from sluice.pipelines.text.parts import AnswerText, ReasoningText
 
 
 class ThinkFormat(ReasoningFormat):

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from engine.client.stream import GenerationStream
-from pipelines.text.stream import OpenTexts
-from serving.latencies import Histogram
+from sluice.engine.client.stream import GenerationStream
+from sluice.pipelines.text.stream import OpenTexts
+from sluice.serving.latencies import Histogram
 
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 """Bounds of the histograms of lengths, in tokens; TensorRT-LLM's."""

@@ -9,17 +9,17 @@ from time import perf_counter_ns
 import msgspec
 import numpy as np
 
-from engine.blocks import blocks_for
-from engine.types import EventDetail, FinishReason, SequenceMetrics
-from pipelines.llm.parse import RowRequest
-from pipelines.llm.responses import ResponseBuilder, RowResult
-from pipelines.llm.text import LlmText
-from pipelines.llm.tokens import TokenPiece, generate_tokens
-from pipelines.text.stream import share_request
-from pipelines.text.types import EncodedPrompt, TextEvent
-from serving.job import InferJob
-from serving.request import InferResponse
-from serving.task_model import gather_all
+from sluice.engine.blocks import blocks_for
+from sluice.engine.types import EventDetail, FinishReason, SequenceMetrics
+from sluice.pipelines.llm.parse import RowRequest
+from sluice.pipelines.llm.responses import ResponseBuilder, RowResult
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.tokens import TokenPiece, generate_tokens
+from sluice.pipelines.text.stream import share_request
+from sluice.pipelines.text.types import EncodedPrompt, TextEvent
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse
+from sluice.serving.task_model import gather_all
 
 _NS_PER_S = 1_000_000_000
 

@@ -8,21 +8,26 @@ from typing import ClassVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.client.interface import Engine
-from engine.fleet.local import make_engine
-from pipelines.llm.configuration import add_engine_parameters, complete_config, declared_inputs, default_llm_config
-from pipelines.llm.model import LlmModel
-from pipelines.llm.model_folder import MODEL_YAML, CheckpointFolder, read_model_yaml
-from pipelines.llm.services import DEFAULT_CHAT, NO_LIMITS, ChatSettings, LlmServices, RequestLimits
-from pipelines.llm.setup import Setup, ignored_options, set_up
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text, read_text_files
-from pipelines.text.stream import OpenRecord
-from serving.backend import Backend, BackendContext, RuntimeReport
-from serving.config.validation import complete_and_check
-from serving.findings import invalid_field
-from serving.spec import ModelSource, build_spec
+from sluice.engine.client.interface import Engine
+from sluice.engine.fleet.local import make_engine
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.configuration import (
+    add_engine_parameters,
+    complete_config,
+    declared_inputs,
+    default_llm_config,
+)
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.model_folder import MODEL_YAML, CheckpointFolder, read_model_yaml
+from sluice.pipelines.llm.services import DEFAULT_CHAT, NO_LIMITS, ChatSettings, LlmServices, RequestLimits
+from sluice.pipelines.llm.setup import Setup, ignored_options, set_up
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_loading import load_text, read_text_files
+from sluice.pipelines.text.stream import OpenRecord
+from sluice.serving.backend import Backend, BackendContext, RuntimeReport
+from sluice.serving.config.validation import complete_and_check
+from sluice.serving.findings import invalid_field
+from sluice.serving.spec import ModelSource, build_spec
 
 log = logging.getLogger(__name__)
 

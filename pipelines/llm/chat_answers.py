@@ -6,17 +6,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.guidance.closing import rewrite
-from engine.guidance.schema import parse_schema
-from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams, ThinkingBudget
-from pipelines.chat.formats import ReasoningFormat, ToolFormat, parse_tools
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.registry import ChatFormats
-from pipelines.chat.structural_tags import structural_tag_grammar
-from pipelines.text.stream import sent_prompt
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import Conversation, TextForm, TextRequest, ToolChoice
+from sluice.engine.guidance.closing import rewrite
+from sluice.engine.guidance.schema import parse_schema
+from sluice.engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams, ThinkingBudget
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.chat.formats import ReasoningFormat, ToolFormat, parse_tools
+from sluice.pipelines.chat.lark import LarkWriter
+from sluice.pipelines.chat.registry import ChatFormats
+from sluice.pipelines.chat.structural_tags import structural_tag_grammar
+from sluice.pipelines.text.stream import sent_prompt
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import Conversation, TextForm, TextRequest, ToolChoice
 
 _JSON_SCHEMAS = {GrammarKind.JSON_SCHEMA: "", GrammarKind.JSON_OBJECT: '{"type": "object"}'}
 """Kinds of grammars that a text beside tool calls may match, with the schemas of those that have no text."""

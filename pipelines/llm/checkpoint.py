@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine import model_folder
-from engine.model_folder import model_format
-from engine.runtimes import is_loadable, runtimes_for
 from sluice.bundled import BUNDLED_MODEL, models_folder
+from sluice.engine import model_folder
+from sluice.engine.model_folder import model_format
+from sluice.engine.runtimes import is_loadable, runtimes_for
 from sluice.errors import invalid
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?", re.ASCII)

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
-from engine.config import EngineConfig
-from engine.scheduling.policies import find_policy
-from engine.types import EngineInfo
-from pipelines.llm.fields import INPUTS, OUTPUTS, PROMPTS, STOP_REQUEST, LlmInput
-from pipelines.llm.model_folder import ModelYaml
-from serving.spec import ModelSpec
-from serving.tensors.datatypes import DATA_TYPES
+from sluice.engine.config import EngineConfig
+from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.types import EngineInfo
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.llm.fields import INPUTS, OUTPUTS, PROMPTS, STOP_REQUEST, LlmInput
+from sluice.pipelines.llm.model_folder import ModelYaml
+from sluice.serving.spec import ModelSpec
+from sluice.serving.tensors.datatypes import DATA_TYPES
 
 BACKEND, TENSORRT_LLM_BACKEND = "llm", "tensorrtllm"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from engine.sampling_fields import SAMPLING_FIELDS, SamplingField
-from engine.types import EngineInfo
+from sluice.engine.sampling_fields import SAMPLING_FIELDS, SamplingField
+from sluice.engine.types import EngineInfo
 
 ADAPTERS = "adapters"
 """The feature of an engine with LoRA adapters, in `LlmInput.needs`."""

@@ -6,16 +6,17 @@ from functools import partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.client.interface import Engine
-from pipelines.llm.answer import LlmAnswer
-from pipelines.llm.configuration import TENSORRT_LLM_BACKEND, declared_inputs, read_queue_defaults
-from pipelines.llm.fields import LLM_API_PREFIX, PROMPTS, LlmInput, supported_inputs
-from pipelines.llm.parameters import excludes_input
-from pipelines.llm.parse import ModelDefaults, RowRequest, parse_row_request
-from pipelines.llm.responses import ResponseBuilder
-from pipelines.llm.services import NO_LIMITS, RequestLimits
-from pipelines.llm.text import LlmText
-from pipelines.llm.values import (
+from sluice.engine.client.interface import Engine
+from sluice.errors import SluiceError, invalid
+from sluice.pipelines.llm.answer import LlmAnswer
+from sluice.pipelines.llm.configuration import TENSORRT_LLM_BACKEND, declared_inputs, read_queue_defaults
+from sluice.pipelines.llm.fields import LLM_API_PREFIX, PROMPTS, LlmInput, supported_inputs
+from sluice.pipelines.llm.parameters import excludes_input
+from sluice.pipelines.llm.parse import ModelDefaults, RowRequest, parse_row_request
+from sluice.pipelines.llm.responses import ResponseBuilder
+from sluice.pipelines.llm.services import NO_LIMITS, RequestLimits
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.values import (
     BATCH_INDEX,
     SEQUENCES,
     Values,
@@ -25,14 +26,13 @@ from pipelines.llm.values import (
     refuse_long_prompts,
     wants_stream,
 )
-from pipelines.text.model import text_model_of
-from pipelines.text.stream import OpenTexts
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import build_spec
-from serving.task_model import RequestTasks, count_queued
-from sluice.errors import SluiceError, invalid
+from sluice.pipelines.text.model import text_model_of
+from sluice.pipelines.text.stream import OpenTexts
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import build_spec
+from sluice.serving.task_model import RequestTasks, count_queued
 
 
 class LlmModel(Model):

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
-from engine.model_folder import ModelFormat, model_format
-from engine.runtimes import is_loadable, runtimes_for
-from engine.yaml_text import load_yaml
-from pipelines.text.transformers_tokenizer import TOKENIZER_FILES
-from serving.spec import ModelSource
+from sluice.engine.model_folder import ModelFormat, model_format
+from sluice.engine.runtimes import is_loadable, runtimes_for
+from sluice.engine.yaml_text import load_yaml
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.text.transformers_tokenizer import TOKENIZER_FILES
+from sluice.serving.spec import ModelSource
 
 VLLM_FILE = "model.json"
 """The engine arguments of Triton's vLLM backend, in the version's folder."""

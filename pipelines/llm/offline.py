@@ -13,15 +13,16 @@ from typing import Any, Self, TypeVar, overload
 
 import msgspec
 
-from engine.client.process import ProcessEngineClient
-from engine.client.stream import GenerationStream
-from engine.config import EngineConfig
-from engine.types import SamplingParams
-from pipelines.llm.checkpoint import find_checkpoint, model_name
-from pipelines.llm.services import ChatSettings
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text
-from pipelines.text.types import (
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.config import EngineConfig
+from sluice.engine.types import SamplingParams
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.llm.checkpoint import find_checkpoint, model_name
+from sluice.pipelines.llm.services import ChatSettings
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
     EncodedPrompt,
@@ -30,8 +31,7 @@ from pipelines.text.types import (
     TextLogprob,
     TextRequest,
 )
-from serving.task_model import gather_all
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.serving.task_model import gather_all
 
 T = TypeVar("T")
 StructT = TypeVar("StructT", bound=msgspec.Struct)

@@ -1,8 +1,8 @@
 """Effects of an LLM's config.pbtxt parameters on OpenVINO: TensorRT-LLM's, vLLM's and this engine's own."""
 
-from engine.config import Speculation, Task
-from pipelines.llm.model_folder import parse_lora_modules
-from pipelines.llm.parameter_effects import (
+from sluice.engine.config import Speculation, Task
+from sluice.pipelines.llm.model_folder import parse_lora_modules
+from sluice.pipelines.llm.parameter_effects import (
     MAX_DRAFT_TOKENS,
     MAX_THREADS,
     NO_PERIOD,

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from engine.config import DTYPE_WORDS, Runtime, SchedulerPolicy, Speculation
-from engine.runtime_settings import RuntimeSetting
+from sluice.engine.config import DTYPE_WORDS, Runtime, SchedulerPolicy, Speculation
+from sluice.engine.runtime_settings import RuntimeSetting
 
 MAX_SEQS, MAX_DRAFT_TOKENS, MAX_THREADS = 4096, 32, 1024
 """Limits of the same options on the command line."""

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig, Runtime
-from engine.runtime_settings import full_names
-from engine.runtimes import RUNTIMES
-from pipelines.llm.openvino_parameters import OPENVINO_RULES
-from pipelines.llm.parameter_effects import (
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.runtime_settings import full_names
+from sluice.engine.runtimes import RUNTIMES
+from sluice.errors import invalid
+from sluice.pipelines.llm.openvino_parameters import OPENVINO_RULES
+from sluice.pipelines.llm.parameter_effects import (
     FROM_COMMAND_LINE,
     SHARED_RULES,
     CodeChoices,
@@ -25,10 +26,9 @@ from pipelines.llm.parameter_effects import (
     parse_bool,
     setting_rule,
 )
-from pipelines.llm.tensorrt_llm_parameters import TENSORRT_LLM_CODE, tensorrt_llm_rules
-from pipelines.llm.torch_parameters import TORCH_RULES
-from pipelines.llm.vllm_parameters import VLLM_CODE, vllm_rules
-from sluice.errors import invalid
+from sluice.pipelines.llm.tensorrt_llm_parameters import TENSORRT_LLM_CODE, tensorrt_llm_rules
+from sluice.pipelines.llm.torch_parameters import TORCH_RULES
+from sluice.pipelines.llm.vllm_parameters import VLLM_CODE, vllm_rules
 
 _TEMPLATE = re.compile(r"\$\{\w*\}")
 

@@ -7,17 +7,24 @@ from typing import Any
 
 from msgspec import structs
 
-from engine.sampling_fields import MAX_BIAS, MAX_SEED, SAMPLING_FIELDS, SamplingField
-from engine.types import Grammar, GrammarKind
-from pipelines.llm.configuration import QueueDefaults
-from pipelines.llm.fields import LLM_API_PREFIX, PROMPTS
-from pipelines.llm.services import RequestLimits
-from pipelines.llm.tokens import TokenSequences
-from pipelines.llm.values import SEQUENCES, Values
-from pipelines.text.text_tensors import decode_messages
-from pipelines.text.types import ChatMessage, Conversation, ImagePart, PlainPrompt, SamplingOverrides, TextRequest
-from serving.request import InferRequest
+from sluice.engine.sampling_fields import MAX_BIAS, MAX_SEED, SAMPLING_FIELDS, SamplingField
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import invalid
+from sluice.pipelines.llm.configuration import QueueDefaults
+from sluice.pipelines.llm.fields import LLM_API_PREFIX, PROMPTS
+from sluice.pipelines.llm.services import RequestLimits
+from sluice.pipelines.llm.tokens import TokenSequences
+from sluice.pipelines.llm.values import SEQUENCES, Values
+from sluice.pipelines.text.text_tensors import decode_messages
+from sluice.pipelines.text.types import (
+    ChatMessage,
+    Conversation,
+    ImagePart,
+    PlainPrompt,
+    SamplingOverrides,
+    TextRequest,
+)
+from sluice.serving.request import InferRequest
 
 _GUIDE_TYPES = {
     "json": GrammarKind.JSON_OBJECT,

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.arrays import FloatArray
-from engine.model_folder import SENTENCE_TRANSFORMERS, read_json
-from engine.types import GenerateRequest, SamplingParams, TokenEvent
+from sluice.engine.arrays import FloatArray
+from sluice.engine.model_folder import SENTENCE_TRANSFORMERS, read_json
+from sluice.engine.types import GenerateRequest, SamplingParams, TokenEvent
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _SETTINGS = "config_sentence_transformers.json"

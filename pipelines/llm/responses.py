@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.llm.fields import OUTPUTS
-from serving.request import InferResponse
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors.datatypes import BYTES
-from serving.tensors.tensor import Array, Tensor
+from sluice.pipelines.llm.fields import OUTPUTS
+from sluice.serving.request import InferResponse
+from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.tensors.datatypes import BYTES
+from sluice.serving.tensors.tensor import Array, Tensor
 
 RowResult = dict[str, list[Any] | Array]
 """The elements of one row's outputs, by `LlmOutput.field`; [tokens, vocab_size] for logits."""

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.config import EngineConfig, Runtime
-from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
-from pipelines.chat.registry import AUTO
-from pipelines.text.stream import OpenRecord, no_record
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from sluice.pipelines.chat.registry import AUTO
+from sluice.pipelines.text.stream import OpenRecord, no_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ NO_LIMITS = RequestLimits()
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """How the models of a server take conversations. The parsers are names of `pipelines.chat.registry`."""
+    """How the models of a server take conversations. The parsers are names of `sluice.pipelines.chat.registry`."""
 
     allows_special_tokens: bool = False
     """Whether messages that spell special tokens have them."""
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     media_domains: tuple[str, ...] = ()
-    """Hosts that images are fetched from, as `pipelines.text.images` reads them."""
+    """Hosts that images are fetched from, as `sluice.pipelines.text.images` reads them."""
 
     def with_parameters(self, texts: Mapping[str, str]) -> "ChatSettings":
         """Return the settings of a model with these parameters, which may name its parsers."""

@@ -7,10 +7,11 @@ from typing import Any
 import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
-from engine.config import EngineConfig, Runtime
-from engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
-from pipelines.chat.registry import find_formats
-from pipelines.llm.model_folder import (
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
+from sluice.errors import SluiceError, invalid
+from sluice.pipelines.chat.registry import find_formats
+from sluice.pipelines.llm.model_folder import (
     MODEL_YAML,
     CheckpointFolder,
     ModelYaml,
@@ -21,12 +22,11 @@ from pipelines.llm.model_folder import (
     read_vllm_arguments,
     resolve_path,
 )
-from pipelines.llm.parameter_effects import parse_bool, parse_runtime
-from pipelines.llm.parameters import apply_parameters, merge_arguments, parameter_texts, without_code
-from pipelines.llm.services import DEFAULT_CHAT
-from pipelines.llm.tensorrt_llm_parameters import unknown_arguments
-from serving.spec import ModelSource
-from sluice.errors import SluiceError, invalid
+from sluice.pipelines.llm.parameter_effects import parse_bool, parse_runtime
+from sluice.pipelines.llm.parameters import apply_parameters, merge_arguments, parameter_texts, without_code
+from sluice.pipelines.llm.services import DEFAULT_CHAT
+from sluice.pipelines.llm.tensorrt_llm_parameters import unknown_arguments
+from sluice.serving.spec import ModelSource
 
 _NO_OPTIONS = EngineConfig(model_path="")
 

@@ -7,23 +7,23 @@ from typing import NamedTuple
 import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.client.attached import AttachedEngineClient
-from engine.client.interface import Engine
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig
-from engine.fleet.client import FleetClient
-from engine.fleet.membership.members import Member, Membership
-from engine.fleet.remote import make_fleet
-from engine.fleet.replica import Replica
-from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
-from engine.fleet.splitting import MIN_TOKENS
-from engine.fleet.waking import WakeSettings
-from pipelines.llm.model import LlmModel
-from pipelines.llm.services import ChatSettings, RequestLimits
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text
-from pipelines.text.stream import OpenRecord
+from sluice.engine.client.attached import AttachedEngineClient
+from sluice.engine.client.interface import Engine
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.membership.members import Member, Membership
+from sluice.engine.fleet.remote import make_fleet
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.fleet.waking import WakeSettings
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.services import ChatSettings, RequestLimits
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.text.stream import OpenRecord
 
 _JOIN_S = 30.0
 """How long engines elsewhere may take to answer; they answer the process that shares them already."""

@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from engine.types import EventDetail, TokenEvent
+from sluice.engine.types import EventDetail, TokenEvent
 
 Record = Callable[[int, TokenEvent], None]
 """Receives the number of a text, and its next event before anybody sees it."""

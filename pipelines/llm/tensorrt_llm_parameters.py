@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig, SchedulerPolicy, Speculation, Task
-from engine.delegated.tensorrt_llm.configuration.catalogue import (
+from sluice.engine.config import EngineConfig, SchedulerPolicy, Speculation, Task
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import (
     CONFIGS,
     DECODING_TYPE,
     ENGINES,
@@ -14,11 +14,11 @@ from engine.delegated.tensorrt_llm.configuration.catalogue import (
     SETTINGS,
     VERSIONS,
 )
-from engine.model_folder import ModelFormat, model_format
-from engine.runtime_settings import full_names, json_or_text, nearest_names
-from engine.runtimes import RUNTIMES
-from pipelines.llm.model_folder import parse_lora_modules
-from pipelines.llm.parameter_effects import (
+from sluice.engine.model_folder import ModelFormat, model_format
+from sluice.engine.runtime_settings import full_names, json_or_text, nearest_names
+from sluice.engine.runtimes import RUNTIMES
+from sluice.pipelines.llm.model_folder import parse_lora_modules
+from sluice.pipelines.llm.parameter_effects import (
     MAX_DRAFT_TOKENS,
     NOTHING,
     SHARED_RULES,

@@ -8,42 +8,44 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.arrays import FloatArray
-from engine.client.interface import Engine
-from engine.client.stream import GenerationStream
-from engine.client.supervision import build_resumed_request
-from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
-from engine.validation import num_tokens_after
-from pipelines.chat.registry import NO_FORMATS, ChatFormats
-from pipelines.llm.activity import TextActivity
-from pipelines.llm.chat_answers import (
+from sluice.engine.arrays import FloatArray
+from sluice.engine.client.interface import Engine
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.client.supervision import build_resumed_request
+from sluice.engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
+from sluice.engine.validation import num_tokens_after
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.files import files_mark
+from sluice.pipelines.chat.registry import NO_FORMATS, ChatFormats
+from sluice.pipelines.llm.activity import TextActivity
+from sluice.pipelines.llm.chat_answers import (
     answer_settings,
     called_functions,
     no_budget,
     relaxed_tools,
     with_structural_tag,
 )
-from pipelines.llm.pooling import (
+from sluice.pipelines.llm.pooling import (
     EmbeddingSettings,
     build_embedding_request,
     read_embedding_settings,
     read_hidden_states,
 )
-from pipelines.llm.services import ChatSettings
-from pipelines.llm.tape import TapedGeneration, TextTape, current_tape
-from pipelines.llm.waking import wait_for_engine
-from pipelines.text.logprobs import PromptEcho, track_logprobs
-from pipelines.text.model import UNCOUNTED, digest_session, fingerprint_of, refuse_images, refuse_parameters
-from pipelines.text.parts import ChatReader
-from pipelines.text.relay import DivertedGeneration, RelayedEvents
-from pipelines.text.sampling import (
+from sluice.pipelines.llm.services import ChatSettings
+from sluice.pipelines.llm.tape import TapedGeneration, TextTape, current_tape
+from sluice.pipelines.llm.waking import wait_for_engine
+from sluice.pipelines.text.logprobs import PromptEcho, track_logprobs
+from sluice.pipelines.text.model import UNCOUNTED, digest_session, fingerprint_of, refuse_images, refuse_parameters
+from sluice.pipelines.text.parts import ChatReader
+from sluice.pipelines.text.relay import DivertedGeneration, RelayedEvents
+from sluice.pipelines.text.sampling import (
     SamplingDefaults,
     add_end,
     add_words,
     client_max_tokens,
     drop_neutral_fields,
 )
-from pipelines.text.stream import (
+from sluice.pipelines.text.stream import (
     OpenRecord,
     StreamRecord,
     TextStream,
@@ -54,8 +56,8 @@ from pipelines.text.stream import (
     timed_feed,
     with_prompt_end,
 )
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import (
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import (
     AS_IT_IS,
     Conversation,
     EncodedPrompt,
@@ -65,8 +67,6 @@ from pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.files import files_mark
 from sluice.spans import span
 
 ObserveDetail = Callable[[EventDetail], None]
@@ -180,7 +180,7 @@ class LlmText:
             path = images[most].path
             raise invalid(path, f"{path} is one image too many: a prompt of model '{self.name}' has at most {most}")
         self.engine.refuse_if_full()
-        from pipelines.text.images import load_images
+        from sluice.pipelines.text.images import load_images
 
         return await load_images(images, self._media_domains)
 

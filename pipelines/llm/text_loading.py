@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from engine.client.interface import Engine
-from pipelines.chat.registry import ChatFormats, find_formats
-from pipelines.llm.services import DEFAULT_CHAT, ChatSettings
-from pipelines.llm.text import LlmText, TextOrigin
-from pipelines.text.sampling import SamplingDefaults, load_sampling_defaults
-from pipelines.text.stream import OpenRecord, no_record
-from pipelines.text.tokenizer import Tokenizer
+from sluice.engine.client.interface import Engine
+from sluice.pipelines.chat.registry import ChatFormats, find_formats
+from sluice.pipelines.llm.services import DEFAULT_CHAT, ChatSettings
+from sluice.pipelines.llm.text import LlmText, TextOrigin
+from sluice.pipelines.text.sampling import SamplingDefaults, load_sampling_defaults
+from sluice.pipelines.text.stream import OpenRecord, no_record
+from sluice.pipelines.text.tokenizer import Tokenizer
 
 T = TypeVar("T", bound=LlmText)
 

@@ -5,14 +5,14 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-import pipelines.text.tensor_model  # noqa: F401 - registers the text model of models that are not LLMs
-from pipelines.llm.model import llm_text_of
-from pipelines.llm.text import LlmText
-from pipelines.text.model import UNCOUNTED, TextModel, fingerprint_of, text_model_of
-from pipelines.text.parts import ChatReader
-from pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
-from serving.model import Model
+import sluice.pipelines.text.tensor_model  # noqa: F401 - registers the text model of models that are not LLMs
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.model import llm_text_of
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.text.model import UNCOUNTED, TextModel, fingerprint_of, text_model_of
+from sluice.pipelines.text.parts import ChatReader
+from sluice.pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
+from sluice.serving.model import Model
 
 SEPARATOR = ":"
 """Stands between the names of a model and of its adapter."""

@@ -4,11 +4,11 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 
-from engine.types import FinishReason, TokenEvent
-from pipelines.llm.text import LlmText, ObserveDetail
-from pipelines.text.sampling import client_max_tokens
-from pipelines.text.stream import check_complete
-from pipelines.text.types import TextDetail, TextEvent, TextRequest
+from sluice.engine.types import FinishReason, TokenEvent
+from sluice.pipelines.llm.text import LlmText, ObserveDetail
+from sluice.pipelines.text.sampling import client_max_tokens
+from sluice.pipelines.text.stream import check_complete
+from sluice.pipelines.text.types import TextDetail, TextEvent, TextRequest
 
 TokenSequences = tuple[tuple[int, ...], ...]
 """Words as token ids."""

@@ -1,9 +1,9 @@
 """Effects of an LLM's config.pbtxt parameters on torch: those on OpenVINO, which has the same executor, but for types
 and devices."""
 
-from engine.runners.torch.runtime import TORCH
-from pipelines.llm.openvino_parameters import OPENVINO_RULES
-from pipelines.llm.parameter_effects import (
+from sluice.engine.runners.torch.runtime import TORCH
+from sluice.pipelines.llm.openvino_parameters import OPENVINO_RULES
+from sluice.pipelines.llm.parameter_effects import (
     Effect,
     Rule,
     choice_field,

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import orjson
 
-from pipelines.llm.fields import ADAPTERS, IMAGES, INPUTS, PROMPTS, InputSupport, LlmInput
-from pipelines.text.tokenizer import Tokenizer
-from serving.request import InferRequest, Parameter
-from serving.spec import ModelSpec
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import invalid
+from sluice.pipelines.llm.fields import ADAPTERS, IMAGES, INPUTS, PROMPTS, InputSupport, LlmInput
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.serving.request import InferRequest, Parameter
+from sluice.serving.spec import ModelSpec
+from sluice.serving.tensors.tensor import Array, Tensor
 
 Values = dict[str, Any]
 """The values sent for one row, by `LlmInput.field`: a plain value for a scalar, else the list of all elements.

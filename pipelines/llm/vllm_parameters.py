@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.config import EngineConfig, Task
-from engine.delegated.vllm.settings import SETTINGS
-from pipelines.llm.model_folder import parse_lora_modules
-from pipelines.llm.parameter_effects import (
+from sluice.engine.config import EngineConfig, Task
+from sluice.engine.delegated.vllm.settings import SETTINGS
+from sluice.pipelines.llm.model_folder import parse_lora_modules
+from sluice.pipelines.llm.parameter_effects import (
     SHARED_RULES,
     UNSET_CACHE_SIZE,
     CodeChoices,

@@ -7,9 +7,9 @@ from time import perf_counter
 
 import msgspec
 
-from engine.client.interface import Engine
-from pipelines.text.types import TextRequest
+from sluice.engine.client.interface import Engine
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.types import TextRequest
 
 _LEAST_S = 0.001
 held_listener: ContextVar[Callable[[], None] | None] = ContextVar("held_listener", default=None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heapq import merge
 from itertools import chain, groupby, pairwise
 
-from pipelines.rag.types import DocumentChunk, ParsedDocument
+from sluice.pipelines.rag.types import DocumentChunk, ParsedDocument
 
 MAX_TOKEN_CHARS = 16
 """Most characters that one token counts for.

@@ -7,13 +7,13 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.rag.encoder import prepare_inputs, split_batches
-from pipelines.rag.encoder_signature import Inputs, choose_inputs, find_tokenizer
-from serving.backend import ModelLookup
-from serving.model import Model, infer_one
-from serving.request import InferRequest
-from serving.spec import TensorSpec
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.rag.encoder import prepare_inputs, split_batches
+from sluice.pipelines.rag.encoder_signature import Inputs, choose_inputs, find_tokenizer
+from sluice.serving.backend import ModelLookup
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest
+from sluice.serving.spec import TensorSpec
 
 ACTIVATION = "classification_activation"
 """Parameter of a model: how its output becomes probabilities. By default softmax; of a single class sigmoid."""

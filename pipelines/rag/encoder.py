@@ -8,7 +8,8 @@ from typing import cast
 
 import numpy as np
 
-from pipelines.rag.encoder_signature import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.rag.encoder_signature import (
     EncoderInputs,
     Inputs,
     choose_inputs,
@@ -17,13 +18,12 @@ from pipelines.rag.encoder_signature import (
     normalize,
     read_vectors,
 )
-from pipelines.rag.types import AdmitTokens, Vector, Vectors, admit_all
-from pipelines.stages.tokenizer_model import TextTokenizer, TokenizerModel, check_token_ids, cut_token_ids
-from serving.backend import ModelLookup
-from serving.model import Model, infer_one
-from serving.request import InferRequest
-from serving.spec import TensorSpec
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.rag.types import AdmitTokens, Vector, Vectors, admit_all
+from sluice.pipelines.stages.tokenizer_model import TextTokenizer, TokenizerModel, check_token_ids, cut_token_ids
+from sluice.serving.backend import ModelLookup
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest
+from sluice.serving.spec import TensorSpec
 
 _NUM_PARALLEL = 2
 """Concurrent requests of one call: one gathers its batch while another runs. Models that do not batch get more."""

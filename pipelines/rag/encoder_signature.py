@@ -8,15 +8,21 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.rag.types import Vectors
-from pipelines.stages.tokenizer_model import ATTENTION_MASK, INPUT_IDS, TOKEN_INPUTS, TOKEN_TYPE_IDS, TokenizerModel
-from serving.backend import ModelLookup
-from serving.model import Model
-from serving.request import InferResponse
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors.datatypes import BYTES
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.rag.types import Vectors
+from sluice.pipelines.stages.tokenizer_model import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    TOKEN_INPUTS,
+    TOKEN_TYPE_IDS,
+    TokenizerModel,
+)
+from sluice.serving.backend import ModelLookup
+from sluice.serving.model import Model
+from sluice.serving.request import InferResponse
+from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.tensors.datatypes import BYTES
+from sluice.serving.tensors.tensor import Array, Tensor
 
 _TOKENIZER_MODEL = "tokenizer_model"
 _FLOATS = ("FP32", "FP16", "FP64", "BF16")

@@ -12,14 +12,15 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from pipelines.rag import owner_keys
-from pipelines.rag.chunker import ChunkOptions, chunk_document
-from pipelines.rag.documents.parse import ParseLimits, parse_document
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, check_question, search
-from pipelines.rag.stores.base import Store
-from pipelines.rag.types import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.rag.chunker import ChunkOptions, chunk_document
+from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, check_question, search
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.types import (
     CollectionInfo,
     CollectionSpec,
     DocumentChunk,
@@ -33,8 +34,7 @@ from pipelines.rag.types import (
     check_id,
     hash_content,
 )
-from pipelines.text.citations import EncodingProgress
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.text.citations import EncodingProgress
 from sluice.spans import span
 
 DEFAULT_COLLECTION = "docs"

@@ -6,9 +6,10 @@ from typing import cast
 
 import numpy as np
 
-from pipelines.llm.pooling import PoolingMode
-from pipelines.llm.text import LlmText
-from pipelines.rag.encoder import (
+from sluice.errors import invalid
+from sluice.pipelines.llm.pooling import PoolingMode
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.rag.encoder import (
     DOCUMENT_PREFIX,
     QUERY_PREFIX,
     TO_THE_MODEL,
@@ -18,11 +19,10 @@ from pipelines.rag.encoder import (
     replace_surrogates,
     too_long,
 )
-from pipelines.rag.encoder_signature import Inputs, normalize
-from pipelines.rag.types import AdmitTokens, Vector, Vectors, admit_all
-from pipelines.stages.tokenizer_model import check_token_ids, cut_token_ids
-from serving.task_model import gather_all
-from sluice.errors import invalid
+from sluice.pipelines.rag.encoder_signature import Inputs, normalize
+from sluice.pipelines.rag.types import AdmitTokens, Vector, Vectors, admit_all
+from sluice.pipelines.stages.tokenizer_model import check_token_ids, cut_token_ids
+from sluice.serving.task_model import gather_all
 
 _PROMPTS = {QUERY_PREFIX: ("query",), DOCUMENT_PREFIX: ("document", "passage")}
 """The names of sentence-transformers' prompts for each prefix."""

@@ -3,8 +3,8 @@
 import hashlib
 import hmac
 
-from pipelines.rag.types import CollectionSpec
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.types import CollectionSpec
 
 HEADER = "x-sluice-collection-key"
 """The HTTP header that carries a key."""

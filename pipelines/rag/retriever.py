@@ -8,23 +8,23 @@ from functools import partial
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag import owner_keys
-from pipelines.rag.filters import Filter, parse_filter
-from pipelines.rag.library import DEFAULT_COLLECTION, DocumentLibrary
-from pipelines.rag.retrieval.reranker import ModelReranker, PairTokenizer
-from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K, Reranker, SearchOptions, SearchQuery
-from pipelines.rag.types import Hit, RetrievalMode, Vector, build_source
-from pipelines.text.citations import EncodingProgress, encode_progress, encode_source
-from pipelines.text.text_tensors import build_text_tensor, read_text_rows
-from serving.backend import Backend, BackendContext
-from serving.config.completion import DeclaredTensor, complete_tensors
-from serving.config.parameters import ParameterReader
-from serving.config.validation import complete_and_check
-from serving.request import InferRequest, Parameters
-from serving.spec import ModelSource
-from serving.task_model import MakeOutputs, TaskModel, gather_all
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.rag.filters import Filter, parse_filter
+from sluice.pipelines.rag.library import DEFAULT_COLLECTION, DocumentLibrary
+from sluice.pipelines.rag.retrieval.reranker import ModelReranker, PairTokenizer
+from sluice.pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K, Reranker, SearchOptions, SearchQuery
+from sluice.pipelines.rag.types import Hit, RetrievalMode, Vector, build_source
+from sluice.pipelines.text.citations import EncodingProgress, encode_progress, encode_source
+from sluice.pipelines.text.text_tensors import build_text_tensor, read_text_rows
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.config.completion import DeclaredTensor, complete_tensors
+from sluice.serving.config.parameters import ParameterReader
+from sluice.serving.config.validation import complete_and_check
+from sluice.serving.request import InferRequest, Parameters
+from sluice.serving.spec import ModelSource
+from sluice.serving.task_model import MakeOutputs, TaskModel, gather_all
+from sluice.serving.tensors.tensor import Tensor
 
 QUERY, QUERY_EMBEDDINGS = "query", "query_embeddings"
 CONTEXT, SOURCES, ENCODING = "context", "sources", "encoding"

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from pipelines.rag.filters import Filter
-from pipelines.text.citations import Source
 from sluice.errors import invalid
+from sluice.pipelines.rag.filters import Filter
+from sluice.pipelines.text.citations import Source
 
 _MAX_ID_CHARS = 512
 

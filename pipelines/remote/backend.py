@@ -4,17 +4,17 @@ import logging
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.services import LlmServices
-from pipelines.remote import embedding, fields
-from pipelines.remote.client import ApiClient, import_openai, open_client, read_files
-from pipelines.remote.embedding import EncoderModel
-from pipelines.remote.model import RemoteLlmModel
-from pipelines.remote.options import Endpoint, RemoteOptions, parse_options
-from serving.backend import Backend, BackendContext
-from serving.config.validation import complete_and_check
-from serving.model import Model
-from serving.spec import ModelSource, build_spec
 from sluice.errors import invalid
+from sluice.pipelines.llm.services import LlmServices
+from sluice.pipelines.remote import embedding, fields
+from sluice.pipelines.remote.client import ApiClient, import_openai, open_client, read_files
+from sluice.pipelines.remote.embedding import EncoderModel
+from sluice.pipelines.remote.model import RemoteLlmModel
+from sluice.pipelines.remote.options import Endpoint, RemoteOptions, parse_options
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.config.validation import complete_and_check
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource, build_spec
 
 log = logging.getLogger(__name__)
 

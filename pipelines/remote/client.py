@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from pipelines.llm.parse import parse_timeout
-from pipelines.llm.services import RequestLimits
-from pipelines.remote.errors import ApiErrors, parse_retry_after
-from pipelines.remote.options import DEFAULT_TIMEOUT_S, RemoteOptions, read_headers, read_key
-from serving.request import InferRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.llm.parse import parse_timeout
+from sluice.pipelines.llm.services import RequestLimits
+from sluice.pipelines.remote.errors import ApiErrors, parse_retry_after
+from sluice.pipelines.remote.options import DEFAULT_TIMEOUT_S, RemoteOptions, read_headers, read_key
+from sluice.serving.request import InferRequest
 from sluice.spans import current_span
 
 if TYPE_CHECKING:

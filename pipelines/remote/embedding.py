@@ -11,18 +11,18 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from pipelines.llm.services import RequestLimits
-from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
-from pipelines.remote.options import RemoteOptions
-from pipelines.text.text_tensors import read_text_rows
-from serving.backend import BackendContext
-from serving.batching.scheduled_model import ScheduledModel
-from serving.instance import Instance
-from serving.job import InferJob
-from serving.request import InferResponse
-from serving.spec import ModelSource, ModelSpec, build_spec
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.llm.services import RequestLimits
+from sluice.pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
+from sluice.pipelines.remote.options import RemoteOptions
+from sluice.pipelines.text.text_tensors import read_text_rows
+from sluice.serving.backend import BackendContext
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse
+from sluice.serving.spec import ModelSource, ModelSpec, build_spec
+from sluice.serving.tensors.tensor import Tensor
 
 log = logging.getLogger(__name__)
 

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
-from engine.sampling_fields import SAMPLING_FIELDS, FieldOrigin
-from pipelines.llm.configuration import config_type, is_compatible
-from pipelines.llm.fields import INPUTS, LlmInput
-from pipelines.llm.parse import GUIDE, GUIDE_TYPE, check_cache_salt
-from pipelines.llm.values import Values
-from pipelines.remote.client import Json
-from pipelines.remote.options import ApiDialect, Endpoint, RemoteOptions
-from serving.spec import ModelSpec, TensorSpec
+from sluice.engine.sampling_fields import SAMPLING_FIELDS, FieldOrigin
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.llm.configuration import config_type, is_compatible
+from sluice.pipelines.llm.fields import INPUTS, LlmInput
+from sluice.pipelines.llm.parse import GUIDE, GUIDE_TYPE, check_cache_salt
+from sluice.pipelines.llm.values import Values
+from sluice.pipelines.remote.client import Json
+from sluice.pipelines.remote.options import ApiDialect, Endpoint, RemoteOptions
+from sluice.serving.spec import ModelSpec, TensorSpec
 
 
 def _fields_of(origin: FieldOrigin) -> tuple[str, ...]:

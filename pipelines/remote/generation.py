@@ -5,10 +5,10 @@ from contextlib import aclosing
 
 import msgspec
 
-from engine.types import FinishReason
-from pipelines.remote.client import ApiClient, Json
-from pipelines.text.types import TextEvent
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.remote.client import ApiClient, Json
+from sluice.pipelines.text.types import TextEvent
 
 _REASONS = {
     "stop": FinishReason.STOP,

@@ -9,19 +9,19 @@ from time import perf_counter_ns
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.services import RequestLimits
-from pipelines.llm.values import is_streamed, read_rows, wants_stream
-from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
-from pipelines.remote.fields import build_body, declared_inputs, estimate_prompt_tokens
-from pipelines.remote.generation import RemoteEvent, generate
-from pipelines.text.stream import OpenRecord, check_complete, measure
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSpec, TensorSpec, build_spec
-from serving.task_model import RequestTasks, count_queued, gather_all
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.llm.services import RequestLimits
+from sluice.pipelines.llm.values import is_streamed, read_rows, wants_stream
+from sluice.pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
+from sluice.pipelines.remote.fields import build_body, declared_inputs, estimate_prompt_tokens
+from sluice.pipelines.remote.generation import RemoteEvent, generate
+from sluice.pipelines.text.stream import OpenRecord, check_complete, measure
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSpec, TensorSpec, build_spec
+from sluice.serving.task_model import RequestTasks, count_queued, gather_all
+from sluice.serving.tensors.tensor import Tensor
 
 Row = dict[str, bytes | int]
 """One row's outputs, by name."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.answers.cache import AnswerSource, Lookup
-from pipelines.llm.text_models import model_and_adapter
-from pipelines.routes.contexts import ContextGuard
-from pipelines.routes.route import Candidate, Route, join_failures
-from pipelines.routes.target import Attempt
-from pipelines.text.types import TextEvent, TextRequest
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
+from sluice.pipelines.answers.cache import AnswerSource, Lookup
+from sluice.pipelines.llm.text_models import model_and_adapter
+from sluice.pipelines.routes.contexts import ContextGuard
+from sluice.pipelines.routes.route import Candidate, Route, join_failures
+from sluice.pipelines.routes.target import Attempt
+from sluice.pipelines.text.types import TextEvent, TextRequest
 
 _MAX_PAUSE_S = 1.0
 """Longest pause before a target is asked again: nobody waits for one that wants to be left alone for longer."""

@@ -6,7 +6,7 @@ from enum import IntEnum
 from time import monotonic
 from typing import NamedTuple
 
-from pipelines.routes.settings import BreakerSettings
+from sluice.pipelines.routes.settings import BreakerSettings
 
 
 class BreakerState(IntEnum):

@@ -2,10 +2,10 @@
 
 import msgspec
 
-from pipelines.text.model import TextModel
-from pipelines.text.stream import sent_prompt
-from pipelines.text.types import EncodedPrompt, TextRequest
 from sluice.errors import SluiceError, too_long
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.stream import sent_prompt
+from sluice.pipelines.text.types import EncodedPrompt, TextRequest
 
 
 class ContextGuard:

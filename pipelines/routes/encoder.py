@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from pipelines.answers.cache import Embedder
-from pipelines.answers.notes import current_notes
-from pipelines.rag.encoder import Embeddings
-from pipelines.rag.encoder_signature import Inputs
-from pipelines.rag.types import AdmitTokens, admit_all
-from pipelines.routes.route import Route, join_failures
-from pipelines.routes.target import Target
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
+from sluice.pipelines.answers.cache import Embedder
+from sluice.pipelines.answers.notes import current_notes
+from sluice.pipelines.rag.encoder import Embeddings
+from sluice.pipelines.rag.encoder_signature import Inputs
+from sluice.pipelines.rag.types import AdmitTokens, admit_all
+from sluice.pipelines.routes.route import Route, join_failures
+from sluice.pipelines.routes.target import Target
 
 EncoderTarget = tuple[Target, Embedder]
 

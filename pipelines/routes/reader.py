@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from pipelines.text.parts import AnswerText, ChatReader, Part
-from pipelines.text.types import TextEvent
+from sluice.pipelines.text.parts import AnswerText, ChatReader, Part
+from sluice.pipelines.text.types import TextEvent
 
 
 class RouteReader:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from pipelines.routes.settings import Choice, RouteSettings
-from pipelines.routes.target import Target
-from pipelines.text.model import TextModel
 from sluice.errors import SluiceError
+from sluice.pipelines.routes.settings import Choice, RouteSettings
+from sluice.pipelines.routes.target import Target
+from sluice.pipelines.text.model import TextModel
 
 _HASH_SPACE = 1 << 64
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
-from engine.yaml_text import load_yaml
+from sluice.engine.yaml_text import load_yaml
 
 ROUTES_FLAG = "--routes"
 _MAX_TARGETS = 32

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from types import TracebackType
 
-from pipelines.routes.breaker import BreakerState, CircuitBreaker, Pass
-from pipelines.routes.settings import BreakerSettings, TargetSettings
-from pipelines.text.types import TextEvent
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
+from sluice.pipelines.routes.breaker import BreakerState, CircuitBreaker, Pass
+from sluice.pipelines.routes.settings import BreakerSettings, TargetSettings
+from sluice.pipelines.text.types import TextEvent
 
 log = logging.getLogger(__name__)
 

@@ -5,16 +5,16 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from pipelines.answers.cache import AnswerSource
-from pipelines.answers.notes import current_notes
-from pipelines.llm.text_models import model_and_adapter
-from pipelines.routes.attempts import Attempts
-from pipelines.routes.reader import RouteReader
-from pipelines.routes.route import Candidate, Route, known_lengths
-from pipelines.text.model import UNCOUNTED, fingerprint_of
-from pipelines.text.parts import ChatReader
-from pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextDetail, TextEvent, TextRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.answers.cache import AnswerSource
+from sluice.pipelines.answers.notes import current_notes
+from sluice.pipelines.llm.text_models import model_and_adapter
+from sluice.pipelines.routes.attempts import Attempts
+from sluice.pipelines.routes.reader import RouteReader
+from sluice.pipelines.routes.route import Candidate, Route, known_lengths
+from sluice.pipelines.text.model import UNCOUNTED, fingerprint_of
+from sluice.pipelines.text.parts import ChatReader
+from sluice.pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextDetail, TextEvent, TextRequest
 
 
 class RoutedText:

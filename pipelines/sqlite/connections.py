@@ -15,8 +15,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import apsw
 
-from pipelines.sqlite.queries import read_transaction, write_transaction
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.sqlite.queries import read_transaction, write_transaction
 
 log = logging.getLogger(__name__)
 

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.parameters import parameter_texts
-from pipelines.stages.bls import BlsModel, BlsSettings
-from pipelines.stages.postprocessing import PostprocessingModel
-from pipelines.stages.preprocessing import PreprocessingModel
-from pipelines.stages.stage import BLS, POSTPROCESSING, PREPROCESSING, StageSignature
-from pipelines.text.tokenizer import Tokenizer
-from serving.backend import Backend, BackendContext
-from serving.config.validation import complete_and_check
-from serving.model import Model
-from serving.spec import ModelSource
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.llm.parameters import parameter_texts
+from sluice.pipelines.stages.bls import BlsModel, BlsSettings
+from sluice.pipelines.stages.postprocessing import PostprocessingModel
+from sluice.pipelines.stages.preprocessing import PreprocessingModel
+from sluice.pipelines.stages.stage import BLS, POSTPROCESSING, PREPROCESSING, StageSignature
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.config.validation import complete_and_check
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource
 
 log = logging.getLogger(__name__)
 

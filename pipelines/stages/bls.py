@@ -9,22 +9,22 @@ from time import perf_counter_ns
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.parameters import excludes_input
-from pipelines.llm.values import find_most_sequences, gives_several, is_streamed, wants_stream
-from pipelines.stages.bls_requests import BlsRequest
-from pipelines.stages.bls_text import BeamText, DecodedText, DetokenizedText, StopWordCutter
-from pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
-from pipelines.stages.stage import BLS
-from pipelines.text.text_tensors import read_text_rows
-from serving.backend import ModelLookup
-from serving.backends.ensemble.rows import fit_shape
-from serving.job import InferJob
-from serving.model import Model, infer_one, infer_stream
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSpec, build_spec
-from serving.task_model import RequestTasks
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.llm.parameters import excludes_input
+from sluice.pipelines.llm.values import find_most_sequences, gives_several, is_streamed, wants_stream
+from sluice.pipelines.stages.bls_requests import BlsRequest
+from sluice.pipelines.stages.bls_text import BeamText, DecodedText, DetokenizedText, StopWordCutter
+from sluice.pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
+from sluice.pipelines.stages.stage import BLS
+from sluice.pipelines.text.text_tensors import read_text_rows
+from sluice.serving.backend import ModelLookup
+from sluice.serving.backends.ensemble.rows import fit_shape
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSpec, build_spec
+from sluice.serving.task_model import RequestTasks
+from sluice.serving.tensors.tensor import Tensor
 
 TEXT = "text_output"
 _STOP_WORDS, _SEQUENCE_INDEX = "stop_words", "sequence_index"

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipelines.stages.stage import BLS
-from serving.backends.ensemble.rows import fit_shape
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSpec
-from serving.tensors.tensor import Tensor
+from sluice.pipelines.stages.stage import BLS
+from sluice.serving.backends.ensemble.rows import fit_shape
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSpec
+from sluice.serving.tensors.tensor import Tensor
 
 _PREPROCESSING_INPUTS = {
     "text_input": "QUERY",

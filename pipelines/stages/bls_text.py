@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from pipelines.text.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
-from pipelines.text.stream import StopStrings
+from sluice.pipelines.text.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
+from sluice.pipelines.text.stream import StopStrings
 
 Decode = Callable[[list[int]], Awaitable[str]]
 """Returns the text of a whole sequence."""

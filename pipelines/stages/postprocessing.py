@@ -5,12 +5,12 @@ from collections.abc import Iterator
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.stages.stage import PASSED_THROUGH, Outputs, StageModel
-from pipelines.text.detokenizer import Detokenizer
-from pipelines.text.tokenizer import Tokenizer
-from serving.request import InferRequest
-from serving.tensors.tensor import Array
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.stages.stage import PASSED_THROUGH, Outputs, StageModel
+from sluice.pipelines.text.detokenizer import Detokenizer
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Array
 
 TOKENS, LENGTHS, OUTPUT = "TOKENS_BATCH", "SEQUENCE_LENGTH", "OUTPUT"
 

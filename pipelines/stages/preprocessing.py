@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.stages.stage import PREPROCESSING, Outputs, StageModel
-from pipelines.text.text_tensors import read_text_rows
-from pipelines.text.tokenizer import Tokenizer
-from serving.request import InferRequest
-from serving.tensors.tensor import Array
 from sluice.errors import invalid
+from sluice.pipelines.stages.stage import PREPROCESSING, Outputs, StageModel
+from sluice.pipelines.text.text_tensors import read_text_rows
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Array
 
 _BIAS_WORDS, _BIAS_WEIGHTS = "EMBEDDING_BIAS_WORDS", "EMBEDDING_BIAS_WEIGHTS"
 _PADDING, _NO_END = 0, -1

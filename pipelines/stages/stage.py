@@ -8,13 +8,13 @@ from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.text.tokenizer import INLINE_CHARS
-from serving.config.completion import DeclaredTensor, complete_tensors
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse
-from serving.task_model import MakeOutputs, TaskModel
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import invalid
+from sluice.pipelines.text.tokenizer import INLINE_CHARS
+from sluice.serving.config.completion import DeclaredTensor, complete_tensors
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.task_model import MakeOutputs, TaskModel
+from sluice.serving.tensors.tensor import Array, Tensor
 
 Outputs = dict[str, Array]
 """Output arrays by name, each [rows, ...]."""

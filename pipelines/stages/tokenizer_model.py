@@ -12,15 +12,15 @@ import numpy as np
 import tokenizers
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from serving.backend import Backend, BackendContext
-from serving.config.parameters import ParameterReader
-from serving.config.validation import complete_and_check
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, build_spec
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.config.parameters import ParameterReader
+from sluice.serving.config.validation import complete_and_check
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource, build_spec
+from sluice.serving.tensors.tensor import Array, Tensor
 
 TEXT = "text"
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"

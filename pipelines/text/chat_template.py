@@ -8,13 +8,13 @@ from typing import Any
 
 import jinja2
 
-from pipelines.text.template_forms import SystemPlace, TemplateForms, Turn, in_parts, shape_turns
-from pipelines.text.template_probe import probe_forms
-from pipelines.text.template_sandbox import TemplateSandbox
-from pipelines.text.template_worker import TemplateJob
-from pipelines.text.turns import with_whole_texts
-from pipelines.text.types import TemplateOptions
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.text.template_forms import SystemPlace, TemplateForms, Turn, in_parts, shape_turns
+from sluice.pipelines.text.template_probe import probe_forms
+from sluice.pipelines.text.template_sandbox import TemplateSandbox
+from sluice.pipelines.text.template_worker import TemplateJob
+from sluice.pipelines.text.turns import with_whole_texts
+from sluice.pipelines.text.types import TemplateOptions
 
 _MAX_ERROR_CHARS = 300
 _DOCUMENTS = "documents"

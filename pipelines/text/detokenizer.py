@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import tokenizers
 
-from pipelines.text.types import TokenText
+from sluice.pipelines.text.types import TokenText
 
 REPLACEMENT_CHARACTER = "\ufffd"
 """Stands for a character of which only some bytes are there."""

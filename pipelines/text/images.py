@@ -14,8 +14,8 @@ from io import BytesIO
 import httpx
 from PIL import Image, UnidentifiedImageError
 
-from pipelines.text.types import ImagePart
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.text.types import ImagePart
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_BYTES = 20 << 20

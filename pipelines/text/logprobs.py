@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from engine.types import EventDetail, FinishReason, SamplingParams, TokenLogprob
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ENDED_EARLY, PlainPrompt, TextDetail, TextEvent, TextLogprob, TokenText
+from sluice.engine.types import EventDetail, FinishReason, SamplingParams, TokenLogprob
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import ENDED_EARLY, PlainPrompt, TextDetail, TextEvent, TextLogprob, TokenText
 
 
 class LogprobTracker:

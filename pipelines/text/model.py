@@ -7,10 +7,10 @@ from hashlib import blake2b
 from importlib.metadata import version
 from typing import Protocol
 
-from pipelines.text.parts import ChatReader
-from pipelines.text.types import AS_IT_IS, Conversation, Prompt, PromptForm, TextEvent, TextRequest
-from serving.model import Model
 from sluice.errors import invalid
+from sluice.pipelines.text.parts import ChatReader
+from sluice.pipelines.text.types import AS_IT_IS, Conversation, Prompt, PromptForm, TextEvent, TextRequest
+from sluice.serving.model import Model
 
 UNCOUNTED: AbstractContextManager[object] = nullcontext()
 """A context for generations of which nobody counts how many are open."""

@@ -4,7 +4,7 @@ from typing import Protocol
 
 import msgspec
 
-from pipelines.text.types import TextEvent
+from sluice.pipelines.text.types import TextEvent
 
 
 class AnswerText(msgspec.Struct, frozen=True, gc=False):

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from engine.client.stream import GenerationStream
-from engine.types import TokenEvent
-from pipelines.text.stream import StreamRecord, TextStream, timed_feed
-from pipelines.text.types import TextEvent
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.types import TokenEvent
+from sluice.pipelines.text.stream import StreamRecord, TextStream, timed_feed
+from sluice.pipelines.text.types import TextEvent
 
 T = TypeVar("T")
 

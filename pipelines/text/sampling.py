@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from engine.sampling_fields import MAX_BIAS, OPTIONAL_FIELDS, SAMPLING_FIELDS
-from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import AS_IT_IS, SamplingOverrides, TextForm, TextRequest
+from sluice.engine.sampling_fields import MAX_BIAS, OPTIONAL_FIELDS, SAMPLING_FIELDS
+from sluice.engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import AS_IT_IS, SamplingOverrides, TextForm, TextRequest
 
 RequestParameters = dict[str, str | int | float | bool]
 

@@ -10,11 +10,11 @@ from typing import Protocol
 
 import msgspec
 
-from engine.types import EventDetail, FinishReason, SamplingParams, SequenceMetrics, TokenEvent
-from pipelines.text.detokenizer import Detokenizer
-from pipelines.text.logprobs import LogprobTracker
-from pipelines.text.types import ENDED_EARLY, EncodedPrompt, PlainPrompt, Prompt, TextDetail, TextEvent
+from sluice.engine.types import EventDetail, FinishReason, SamplingParams, SequenceMetrics, TokenEvent
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.text.detokenizer import Detokenizer
+from sluice.pipelines.text.logprobs import LogprobTracker
+from sluice.pipelines.text.types import ENDED_EARLY, EncodedPrompt, PlainPrompt, Prompt, TextDetail, TextEvent
 from sluice.spans import current_span
 
 MAX_STOP_STRINGS = 64

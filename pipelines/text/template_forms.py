@@ -24,7 +24,7 @@ class SystemPlace(Enum):
 
 
 class TemplateForms(msgspec.Struct, frozen=True, kw_only=True):
-    """The forms of turns that a chat template takes; `pipelines.text.template_probe` finds them."""
+    """The forms of turns that a chat template takes; `sluice.pipelines.text.template_probe` finds them."""
 
     has_text_arguments: bool = False
     """Whether the arguments of a call are JSON text, not an object."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pipelines.text.template_forms import SystemPlace, TemplateForms, Turn, in_parts, shape_turns
+from sluice.pipelines.text.template_forms import SystemPlace, TemplateForms, Turn, in_parts, shape_turns
 
 Render = Callable[[list[Turn], list[dict[str, Any]] | None], str]
 """Returns the text of turns with tools. Raises any error where the template refuses them."""

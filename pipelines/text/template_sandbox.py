@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pipelines.text.template_forms import TemplateForms
-from pipelines.text.template_worker import CPU_S, MEMORY_BYTES, TemplateJob, TemplateResult
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.text.template_forms import TemplateForms
+from sluice.pipelines.text.template_worker import CPU_S, MEMORY_BYTES, TemplateJob, TemplateResult
 
-_WORKER = "pipelines.text.template_worker"
+_WORKER = "sluice.pipelines.text.template_worker"
 _NUM_THREADS = 8
 """Most templates that are rendered at a time; further ones wait."""
 _WALL_S = 30.0

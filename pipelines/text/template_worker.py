@@ -1,4 +1,4 @@
-"""The process that renders chat templates of clients: `python -m pipelines.text.template_worker`.
+"""The process that renders chat templates of clients: `python -m sluice.pipelines.text.template_worker`.
 
 It gets a connection for each template over its standard input, a Unix socket, and forks a child that renders that one
 within limits of its own. So a template that never ends, or fills the memory, takes down its child alone. The process
@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from pipelines.text.template_forms import TemplateForms
-from pipelines.text.template_probe import probe_forms
+from sluice.pipelines.text.template_forms import TemplateForms
+from sluice.pipelines.text.template_probe import probe_forms
 
 CPU_S = 1
 """Processor time that a template may take."""

@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.types import FinishReason
-from engine.validation import check_sampling
-from pipelines.text.citations import EncodingProgress, Source, cite, decode_progress, decode_source
-from pipelines.text.model import (
+from sluice.engine.types import FinishReason
+from sluice.engine.validation import check_sampling
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.text.citations import EncodingProgress, Source, cite, decode_progress, decode_source
+from sluice.pipelines.text.model import (
     UNCOUNTED,
     TextModel,
     fingerprint_of,
@@ -20,10 +21,10 @@ from pipelines.text.model import (
     refuse_parameters,
     text_model_of,
 )
-from pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens, not_passed_on
-from pipelines.text.stream import sent_prompt
-from pipelines.text.text_tensors import encode_messages
-from pipelines.text.types import (
+from sluice.pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens, not_passed_on
+from sluice.pipelines.text.stream import sent_prompt
+from sluice.pipelines.text.text_tensors import encode_messages
+from sluice.pipelines.text.types import (
     AS_IT_IS,
     ChatMessage,
     Conversation,
@@ -35,12 +36,11 @@ from pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-from serving.model import Model, infer_stream
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors.datatypes import BYTES
-from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.serving.model import Model, infer_stream
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.tensors.datatypes import BYTES
+from sluice.serving.tensors.tensor import Tensor
 
 MESSAGES = "messages"
 """An input of this name takes a whole conversation, as JSON (`pipelines/text/text_tensors.py`)."""

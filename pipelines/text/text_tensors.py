@@ -6,10 +6,10 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from pipelines.text.types import ChatMessage
-from serving.request import InferRequest
-from serving.tensors.tensor import Tensor
 from sluice.errors import invalid
+from sluice.pipelines.text.types import ChatMessage
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Tensor
 
 MAX_MESSAGES = 10_000
 """Most messages of a conversation. Making more of them holds up the event loop."""

@@ -9,22 +9,30 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipelines.text.chat_template import ChatTemplate
-from pipelines.text.control_tokens import ControlTokenGuard, Encode, RenamingEncoder, SplitEncoder
-from pipelines.text.detokenizer import (
+from sluice.errors import ErrorCode, SluiceError, invalid, too_long
+from sluice.heap import trim_heap
+from sluice.pipelines.text.chat_template import ChatTemplate
+from sluice.pipelines.text.control_tokens import ControlTokenGuard, Encode, RenamingEncoder, SplitEncoder
+from sluice.pipelines.text.detokenizer import (
     Detokenizer,
     SlowDetokenizer,
     TokenTexts,
     UnspacedDetokenizer,
     detokenizer_factory,
 )
-from pipelines.text.fill_in_middle import fill_in_prompt
-from pipelines.text.template_forms import TemplateForms, Turn
-from pipelines.text.transformers_tokenizer import SlowBackend, load_tokenizer
-from pipelines.text.turns import strings_in, tool_turns, with_strings
-from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, PromptForm, TemplateOptions, TextForm
-from sluice.errors import ErrorCode, SluiceError, invalid, too_long
-from sluice.heap import trim_heap
+from sluice.pipelines.text.fill_in_middle import fill_in_prompt
+from sluice.pipelines.text.template_forms import TemplateForms, Turn
+from sluice.pipelines.text.transformers_tokenizer import SlowBackend, load_tokenizer
+from sluice.pipelines.text.turns import strings_in, tool_turns, with_strings
+from sluice.pipelines.text.types import (
+    ChatMessage,
+    Conversation,
+    EncodedPrompt,
+    Prompt,
+    PromptForm,
+    TemplateOptions,
+    TextForm,
+)
 
 ROLES = {
     "system": "system",

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from pydantic_core import from_json
 
-from pipelines.text.template_forms import TemplateForms, Turn
-from pipelines.text.types import ChatMessage, ImagePart, TemplateOptions
+from sluice.pipelines.text.template_forms import TemplateForms, Turn
+from sluice.pipelines.text.types import ChatMessage, ImagePart, TemplateOptions
 
 _APART = "\n"
 """Stands between strings that a template does not write side by side, when they are searched for control tokens."""

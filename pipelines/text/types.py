@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from engine.types import FinishReason
-from pipelines.text.citations import Citation, EncodingProgress, Source
+from sluice.engine.types import FinishReason
+from sluice.pipelines.text.citations import Citation, EncodingProgress, Source
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -97,7 +97,7 @@ Prompt = PlainPrompt | EncodedPrompt
 
 
 SamplingOverrides = dict[str, Any]
-"""The sampling fields that the client sent, by their names in `engine.types.SamplingParams`.
+"""The sampling fields that the client sent, by their names in `sluice.engine.types.SamplingParams`.
 
 The model's defaults hold for the others. Without `max_tokens` a text may take what the context and the KV cache leave
 after the prompt, but no more than the request's `default_max_tokens`.
@@ -140,8 +140,9 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     The weights of `biased_words` are added to the logits of those words' tokens, on top of `sampling.logit_bias`. With
     `echo` the text begins with the prompt, and requested log probabilities begin with those of the prompt's tokens.
     With `echo` and a `max_tokens` of 0 the text is the prompt alone. `max_tokens_name` is the client's name of it.
-    Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`. `parameters` are further
-    request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language model alone refuses them.
+    Priority, tenant, salt, timeouts and adapter are those of `sluice.engine.types.GenerateRequest`. `parameters` are
+    further request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language model alone refuses
+    them.
     """
 
     request_id: str
@@ -177,7 +178,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     returns_metrics: bool = False
     returns_context_logits: bool = False
     returns_generation_logits: bool = False
-    """These ask a language model's engine for more in its events, as in `engine.types.GenerateRequest`."""
+    """These ask a language model's engine for more in its events, as in `sluice.engine.types.GenerateRequest`."""
 
 
 class TokenText(msgspec.Struct, frozen=True, gc=False):

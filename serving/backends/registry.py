@@ -5,9 +5,9 @@ from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
-from serving.backend import Backend
-from serving.findings import invalid_field
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import Backend
+from sluice.serving.findings import invalid_field
 
 GROUP = "sluice.backends"
 _SIMILARITY = 0.7

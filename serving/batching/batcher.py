@@ -5,15 +5,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from time import perf_counter_ns
 
-from serving.batching.instance_pool import open_pool
-from serving.batching.plan import BatchKeys, BatchPolicy, plan_batch
-from serving.batching.queue import JobQueue, QueuedJob, Wakeup
-from serving.batching.rate_limiter import RateLimiter
-from serving.batching.warm_up import WarmUpBatch
-from serving.instance import Instance
-from serving.job import InferJob, ReceiveResponse
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.instance_pool import open_pool
+from sluice.serving.batching.plan import BatchKeys, BatchPolicy, plan_batch
+from sluice.serving.batching.queue import JobQueue, QueuedJob, Wakeup
+from sluice.serving.batching.rate_limiter import RateLimiter
+from sluice.serving.batching.warm_up import WarmUpBatch
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob, ReceiveResponse
+from sluice.serving.request import InferResponse
 
 _RETRY_NS = 50_000_000
 """Interval of checks whether an instance that is being restarted is back."""

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from time import perf_counter_ns
 
-from serving.batching.rate_limiter import Claim, RateLimiter
-from serving.batching.warm_up import WarmUpBatch, gather_runs
-from serving.instance import Instance
-from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.rate_limiter import Claim, RateLimiter
+from sluice.serving.batching.warm_up import WarmUpBatch, gather_runs
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
 
 _log = logging.getLogger(__name__)
 

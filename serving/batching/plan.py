@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
-from serving.request import InferRequest
-from serving.spec import ModelSpec
+from sluice.serving.request import InferRequest
+from sluice.serving.spec import ModelSpec
 
 _NS_PER_US = 1000
 

@@ -9,9 +9,9 @@ from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from time import perf_counter_ns
 
-from serving.batching.plan import BatchPolicy, QueuePolicy, WaitingRequest
-from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.plan import BatchPolicy, QueuePolicy, WaitingRequest
+from sluice.serving.job import InferJob
 
 _MAX_STALE = 64
 """Deadlines of jobs that have left the queue are swept once there are this many more: they hold tensors."""

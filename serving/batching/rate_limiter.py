@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from operator import attrgetter
 
-from serving.instance import Placement
 from sluice.errors import invalid_argument
+from sluice.serving.instance import Placement
 
 ResourceKey = tuple[str, int | None]
 """A resource by name and device; device None: one for the whole server."""

@@ -5,21 +5,21 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from serving.batching.batcher import Batcher, ResponseOrder
-from serving.batching.plan import BatchKeys, read_batch_policy
-from serving.batching.rate_limiter import RateLimiter
-from serving.batching.sequences.batcher import SequenceBatcher
-from serving.batching.sequences.slots import SlotBatcher
-from serving.batching.warm_up import WarmUpBatch, gather_runs, warm_up, warm_up_requests
-from serving.caching.response_cache import ResponseCache, open_model_cache
-from serving.instance import Instance, Placement, match_placements, place_instances
-from serving.job import InferJob, ReceiveResponse
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.request_check import reshaped_dims
-from serving.spec import ModelSource, ModelSpec, build_spec
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.batcher import Batcher, ResponseOrder
+from sluice.serving.batching.plan import BatchKeys, read_batch_policy
+from sluice.serving.batching.rate_limiter import RateLimiter
+from sluice.serving.batching.sequences.batcher import SequenceBatcher
+from sluice.serving.batching.sequences.slots import SlotBatcher
+from sluice.serving.batching.warm_up import WarmUpBatch, gather_runs, warm_up, warm_up_requests
+from sluice.serving.caching.response_cache import ResponseCache, open_model_cache
+from sluice.serving.instance import Instance, Placement, match_placements, place_instances
+from sluice.serving.job import InferJob, ReceiveResponse
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.request_check import reshaped_dims
+from sluice.serving.spec import ModelSource, ModelSpec, build_spec
+from sluice.serving.tensors.tensor import Tensor
 
 _RETIRED = SluiceError(ErrorCode.UNAVAILABLE, "the instance is closed: its instance_group has changed")
 

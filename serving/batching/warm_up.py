@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelWarmup
 
-from serving.batching.sequences.inputs import ControlInputs
-from serving.instance import Instance
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse, SequenceFlag
-from serving.request_check import check_request
-from serving.spec import ModelSource, ModelSpec, StateSpec, inner_path, read_data_type
-from serving.tensors.byte_strings import object_array
-from serving.tensors.datatypes import BYTES, DataType
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.batching.sequences.inputs import ControlInputs
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse, SequenceFlag
+from sluice.serving.request_check import check_request
+from sluice.serving.spec import ModelSource, ModelSpec, StateSpec, inner_path, read_data_type
+from sluice.serving.tensors.byte_strings import object_array
+from sluice.serving.tensors.datatypes import BYTES, DataType
+from sluice.serving.tensors.tensor import Array, Tensor
 
 _log = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnecti
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from serving.caching.redis_commands import Availability, CommandBatcher
-from serving.caching.response_cache import Key, ModelCache, ResponseCache, RunJob, fingerprint, request_key
-from serving.caching.settings import RedisCacheSettings, RedisTls
-from serving.job import InferJob
-from serving.request import InferResponse, Parameter
-from serving.spec import ModelSource
-from serving.statistics import CacheUsage, ModelStatistics
-from serving.tensors.datatypes import DATA_TYPES
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.caching.redis_commands import Availability, CommandBatcher
+from sluice.serving.caching.response_cache import Key, ModelCache, ResponseCache, RunJob, fingerprint, request_key
+from sluice.serving.caching.settings import RedisCacheSettings, RedisTls
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse, Parameter
+from sluice.serving.spec import ModelSource
+from sluice.serving.statistics import CacheUsage, ModelStatistics
+from sluice.serving.tensors.datatypes import DATA_TYPES
+from sluice.serving.tensors.tensor import Tensor
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from redis.exceptions import RedisError
 
-from serving.statistics import CacheUsage
+from sluice.serving.statistics import CacheUsage
 
 _log = logging.getLogger(__name__)
 

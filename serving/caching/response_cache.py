@@ -9,12 +9,12 @@ from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource
-from serving.statistics import CacheUsage, ModelStatistics
-from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource
+from sluice.serving.statistics import CacheUsage, ModelStatistics
+from sluice.serving.tensors.tensor import Tensor
 
 Key = bytes
 """Identifies a request's response."""

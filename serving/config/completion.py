@@ -12,13 +12,13 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
-from serving.backend import ModelFile
-from serving.backends.registry import BackendRegistry
-from serving.batching.sequences.batcher import DEFAULT_IDLE_US
-from serving.findings import invalid_field
-from serving.tensors.datatypes import DATA_TYPES
 from sluice.errors import invalid
 from sluice.machine import num_gpus
+from sluice.serving.backend import ModelFile
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.batching.sequences.batcher import DEFAULT_IDLE_US
+from sluice.serving.findings import invalid_field
+from sluice.serving.tensors.datatypes import DATA_TYPES
 
 ENSEMBLE = "ensemble"
 _SIMILARITY = 0.4

@@ -15,8 +15,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.pbtxt import explain_unknown_field
 from sluice.errors import invalid_argument
+from sluice.serving.config.pbtxt import explain_unknown_field
 
 _LEFT_AS_STRINGS = frozenset(
     {

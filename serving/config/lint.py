@@ -13,8 +13,8 @@ from functools import cache
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.locations import FieldLocations, WrittenField
-from serving.findings import Finding
+from sluice.serving.config.locations import FieldLocations, WrittenField
+from sluice.serving.findings import Finding
 
 _BYTES = "TYPE_BYTES"
 _RATE_LIMIT = "rate_limit_resources"

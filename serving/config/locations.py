@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from serving.findings import Finding
+from sluice.serving.findings import Finding
 
 FieldPath = tuple[tuple[str, int], ...]
 """Field names from the top, each with the number of its occurrence in its parent, from 0."""

@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelWarmup,
 )
 
-from serving.findings import Finding
+from sluice.serving.findings import Finding
 
 TENSORRT = "tensorrt"
 _BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)

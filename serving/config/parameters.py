@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.request import Parameter
 from sluice.errors import SluiceError, invalid
+from sluice.serving.request import Parameter
 
 Choice = TypeVar("Choice", bound=StrEnum)
 _SHOWN_CHARS = 80

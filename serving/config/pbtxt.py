@@ -10,10 +10,10 @@ from google.protobuf import text_format
 from google.protobuf.descriptor import Descriptor
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.lint import apply_fixes, describe_unknown_field, lint_text
-from serving.config.locations import FieldLocations, locate_fields
-from serving.findings import Finding, InvalidConfig
 from sluice.errors import SluiceError, invalid_argument
+from sluice.serving.config.lint import apply_fixes, describe_unknown_field, lint_text
+from sluice.serving.config.locations import FieldLocations, locate_fields
+from sluice.serving.findings import Finding, InvalidConfig
 
 CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_FOLDER = "configs"

@@ -10,7 +10,7 @@ from tritonclient.grpc.model_config_pb2 import (
     ModelSequenceBatching,
 )
 
-from serving.findings import Finding
+from sluice.serving.findings import Finding
 
 _VALUES = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _EITHER = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from serving.backend import Backend, BackendContext
-from serving.config.completion import has_gpu
-from serving.config.locations import NOWHERE, FieldLocations
-from serving.config.pbtxt import CONFIG_FILENAME
-from serving.findings import Finding
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.config.completion import has_gpu
+from sluice.serving.config.locations import NOWHERE, FieldLocations
+from sluice.serving.config.pbtxt import CONFIG_FILENAME
+from sluice.serving.findings import Finding
 
 SUPPORTED_FIELDS = frozenset(
     {

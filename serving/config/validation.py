@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling
 
-from serving.config.completion import ENSEMBLE, fill_defaults
-from serving.config.model_rules import instance_findings, tensor_findings
-from serving.config.scheduling_rules import scheduling_findings
-from serving.findings import Finding, InvalidConfig, invalid_field
+from sluice.serving.config.completion import ENSEMBLE, fill_defaults
+from sluice.serving.config.model_rules import instance_findings, tensor_findings
+from sluice.serving.config.scheduling_rules import scheduling_findings
+from sluice.serving.findings import Finding, InvalidConfig, invalid_field
 
 _STEPS = "ensemble_scheduling.step"
 

@@ -10,20 +10,27 @@ from typing import NamedTuple
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import LoadOverrides
-from serving.backends.registry import BackendRegistry
-from serving.config.completion import ENSEMBLE, complete_kind, complete_name, fill_defaults
-from serving.config.config_json import parse_config_json
-from serving.config.locations import NOWHERE
-from serving.config.pbtxt import CONFIG_FILENAME, CONFIGS_FOLDER, WrittenConfig, locate_error, read_pbtxt
-from serving.config.supported_fields import ignored_fields_note
-from serving.config.validation import check_structure
-from serving.findings import Finding, InvalidConfig, error_findings
-from serving.repository.failures import poll_failed
-from serving.repository.folders import FileState, FolderState, ModelFolder, is_plain_name, list_versions, write_files
-from serving.repository.roots import FoundModel, Roots
-from serving.spec import inner_path
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backend import LoadOverrides
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.config.completion import ENSEMBLE, complete_kind, complete_name, fill_defaults
+from sluice.serving.config.config_json import parse_config_json
+from sluice.serving.config.locations import NOWHERE
+from sluice.serving.config.pbtxt import CONFIG_FILENAME, CONFIGS_FOLDER, WrittenConfig, locate_error, read_pbtxt
+from sluice.serving.config.supported_fields import ignored_fields_note
+from sluice.serving.config.validation import check_structure
+from sluice.serving.findings import Finding, InvalidConfig, error_findings
+from sluice.serving.repository.failures import poll_failed
+from sluice.serving.repository.folders import (
+    FileState,
+    FolderState,
+    ModelFolder,
+    is_plain_name,
+    list_versions,
+    write_files,
+)
+from sluice.serving.repository.roots import FoundModel, Roots
+from sluice.serving.spec import inner_path
 
 CHECKSUM = "checksum"
 _ALGORITHMS = ("md5", "sha1", "sha256")

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.spec import inner_path
 from sluice.errors import invalid_argument
 from sluice.run_folder import make_folder
+from sluice.serving.spec import inner_path
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _MAX_DEPTH = 16

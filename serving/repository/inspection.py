@@ -10,33 +10,33 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, RuntimeReport
-from serving.backends.ensemble.graph import check_step_models, find_decoupled_steps, parse_graph
-from serving.backends.registry import BackendRegistry
-from serving.batching.sequences.inputs import read_initial_states
-from serving.batching.warm_up import read_samples
-from serving.config.completion import ENSEMBLE
-from serving.config.locations import NOWHERE
-from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_text, scan_pbtxt
-from serving.config.supported_fields import ignored_field_findings
-from serving.config.validation import check_active_instances, check_tensors
-from serving.findings import Finding, InvalidConfig, error_findings
-from serving.job import InferJob
-from serving.model import Model
-from serving.repository.candidate import ModelCandidate, build_candidate
-from serving.repository.folders import Root, list_versions
-from serving.repository.loader import (
+from sluice.errors import SluiceError
+from sluice.serving.backend import Backend, RuntimeReport
+from sluice.serving.backends.ensemble.graph import check_step_models, find_decoupled_steps, parse_graph
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.batching.sequences.inputs import read_initial_states
+from sluice.serving.batching.warm_up import read_samples
+from sluice.serving.config.completion import ENSEMBLE
+from sluice.serving.config.locations import NOWHERE
+from sluice.serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_text, scan_pbtxt
+from sluice.serving.config.supported_fields import ignored_field_findings
+from sluice.serving.config.validation import check_active_instances, check_tensors
+from sluice.serving.findings import Finding, InvalidConfig, error_findings
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.repository.candidate import ModelCandidate, build_candidate
+from sluice.serving.repository.folders import Root, list_versions
+from sluice.serving.repository.loader import (
     check_model_file,
     chooses_file,
     label_file_errors,
     load_order,
     missing_file,
 )
-from serving.repository.roots import SEPARATOR, FoundModel, Roots
-from serving.repository.routing import PARAMETER, configured_weights
-from serving.request import LATEST
-from serving.spec import ModelSource, build_spec
-from sluice.errors import SluiceError
+from sluice.serving.repository.roots import SEPARATOR, FoundModel, Roots
+from sluice.serving.repository.routing import PARAMETER, configured_weights
+from sluice.serving.request import LATEST
+from sluice.serving.spec import ModelSource, build_spec
 
 _ALMOST_VERSION = re.compile(r"[vV]?_?[0-9][0-9._]*")
 

@@ -11,21 +11,21 @@ from typing import Any, TypeVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, BackendContext
-from serving.backends.registry import BackendRegistry
-from serving.batching.sequences.inputs import read_initial_states
-from serving.batching.warm_up import warm_up
-from serving.config.completion import ENSEMBLE
-from serving.config.supported_fields import inactive_field_notes
-from serving.config.validation import check_active_instances, check_tensors, complete_and_check
-from serving.findings import Finding, InvalidConfig
-from serving.latencies import build_latency_recorder
-from serving.model import Model
-from serving.repository.candidate import ModelCandidate
-from serving.repository.failures import as_sluice_error
-from serving.repository.folders import ModelFolder
-from serving.spec import ModelSource, inner_path
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.batching.sequences.inputs import read_initial_states
+from sluice.serving.batching.warm_up import warm_up
+from sluice.serving.config.completion import ENSEMBLE
+from sluice.serving.config.supported_fields import inactive_field_notes
+from sluice.serving.config.validation import check_active_instances, check_tensors, complete_and_check
+from sluice.serving.findings import Finding, InvalidConfig
+from sluice.serving.latencies import build_latency_recorder
+from sluice.serving.model import Model
+from sluice.serving.repository.candidate import ModelCandidate
+from sluice.serving.repository.failures import as_sluice_error
+from sluice.serving.repository.folders import ModelFolder
+from sluice.serving.spec import ModelSource, inner_path
 
 _log = logging.getLogger(__name__)
 

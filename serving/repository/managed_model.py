@@ -5,14 +5,14 @@ import logging
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from serving.model import Model
-from serving.repository.candidate import ModelCandidate, VersionSignature
-from serving.repository.failures import ModelFailure, as_sluice_error, failure_reason, versions_failed
-from serving.repository.folders import ModelFolder
-from serving.repository.loader import BackgroundTasks, VersionLoader
-from serving.repository.routing import Routing, VersionWeights, configured_weights, routing_point
-from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.model import Model
+from sluice.serving.repository.candidate import ModelCandidate, VersionSignature
+from sluice.serving.repository.failures import ModelFailure, as_sluice_error, failure_reason, versions_failed
+from sluice.serving.repository.folders import ModelFolder
+from sluice.serving.repository.loader import BackgroundTasks, VersionLoader
+from sluice.serving.repository.routing import Routing, VersionWeights, configured_weights, routing_point
+from sluice.serving.request import LATEST
 
 _log = logging.getLogger(__name__)
 

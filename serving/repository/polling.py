@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from serving.repository.failures import StoreFailure
-from serving.repository.folders import FolderState
-from serving.repository.loader import BackgroundTasks
-from serving.repository.roots import FolderStates, RepositoryScan, Roots, plain_name
-from serving.repository.updates import Failures, ModelUpdates
+from sluice.serving.repository.failures import StoreFailure
+from sluice.serving.repository.folders import FolderState
+from sluice.serving.repository.loader import BackgroundTasks
+from sluice.serving.repository.roots import FolderStates, RepositoryScan, Roots, plain_name
+from sluice.serving.repository.updates import Failures, ModelUpdates
 
 _log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend
-from serving.backends.registry import BackendRegistry
-from serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
-from serving.repository.folders import is_plain_name, list_versions
-from serving.repository.routing import PARAMETER, configured_weights
-from serving.request import LATEST
 from sluice.errors import invalid_argument
+from sluice.serving.backend import Backend
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
+from sluice.serving.repository.folders import is_plain_name, list_versions
+from sluice.serving.repository.routing import PARAMETER, configured_weights
+from sluice.serving.request import LATEST
 
 _HIDDEN = ".sluice-pruned-"
 _LEFTOVER = re.compile(rf"{re.escape(_HIDDEN)}(?P<model>.+)-(?P<version>[0-9]+)-(?P<process>[0-9]+)")

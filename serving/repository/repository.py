@@ -9,18 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from serving.backend import BackendContext, LoadOverrides
-from serving.backends.registry import BackendRegistry
-from serving.model import Model
-from serving.repository.loader import BackgroundTasks, LoadHooks, VersionLoader, requested_by_model
-from serving.repository.managed_model import IndexEntry, ManagedModel, ModelState
-from serving.repository.polling import RepositoryPoller
-from serving.repository.roots import Roots, open_roots, plain_name, qualified
-from serving.repository.routing import Routing, VersionWeights
-from serving.repository.settings import ControlMode, RepositorySettings
-from serving.repository.updates import Failures, ModelUpdates
-from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backend import BackendContext, LoadOverrides
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.model import Model
+from sluice.serving.repository.loader import BackgroundTasks, LoadHooks, VersionLoader, requested_by_model
+from sluice.serving.repository.managed_model import IndexEntry, ManagedModel, ModelState
+from sluice.serving.repository.polling import RepositoryPoller
+from sluice.serving.repository.roots import Roots, open_roots, plain_name, qualified
+from sluice.serving.repository.routing import Routing, VersionWeights
+from sluice.serving.repository.settings import ControlMode, RepositorySettings
+from sluice.serving.repository.updates import Failures, ModelUpdates
+from sluice.serving.request import LATEST
 
 _log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from serving.repository.failures import ModelFailure, StoreFailure
-from serving.repository.folders import FolderState, LocalRoot, ModelFolder, Root, is_plain_name
-from serving.repository.stores.location import local_path, store_location
 from sluice.errors import SluiceError, invalid_argument
+from sluice.serving.repository.failures import ModelFailure, StoreFailure
+from sluice.serving.repository.folders import FolderState, LocalRoot, ModelFolder, Root, is_plain_name
+from sluice.serving.repository.stores.location import local_path, store_location
 
 SEPARATOR = "::"
 """Separates namespace and name in a qualified name."""
@@ -237,7 +237,7 @@ def _open_root(text: str, cache: Path | None, rest_s: float) -> Root:
     location = store_location(text)
     if location is None:
         return LocalRoot(Path(local_path(text)))
-    from serving.repository.stores.root import StoreRoot  # slow: it imports fsspec
+    from sluice.serving.repository.stores.root import StoreRoot  # slow: it imports fsspec
 
     return StoreRoot(location, cache, rest_s)
 

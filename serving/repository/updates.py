@@ -8,15 +8,15 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from serving.backend import LoadOverrides
-from serving.repository.candidate import ModelCandidate, ModelReading, read_model
-from serving.repository.failures import ModelFailure, failure_reason, unexpected_cause
-from serving.repository.folders import FolderState
-from serving.repository.loader import BackgroundTasks, VersionLoader, load_order
-from serving.repository.managed_model import ManagedModel
-from serving.repository.roots import Roots
-from serving.request import LATEST
 from sluice.errors import SluiceError
+from sluice.serving.backend import LoadOverrides
+from sluice.serving.repository.candidate import ModelCandidate, ModelReading, read_model
+from sluice.serving.repository.failures import ModelFailure, failure_reason, unexpected_cause
+from sluice.serving.repository.folders import FolderState
+from sluice.serving.repository.loader import BackgroundTasks, VersionLoader, load_order
+from sluice.serving.repository.managed_model import ManagedModel
+from sluice.serving.repository.roots import Roots
+from sluice.serving.request import LATEST
 
 _log = logging.getLogger(__name__)
 

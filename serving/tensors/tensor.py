@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.tensors import byte_strings
-from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType, of_numpy
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES, DataType, of_numpy
 
 _VIEWED_BYTES = 1 << 20
 """Size from which the wire form of an array is a view of it: a copy takes long, and as much memory again."""

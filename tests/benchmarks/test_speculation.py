@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import speculation
-from gateway.checkpoint import find_checkpoint
+from sluice.gateway.checkpoint import find_checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -1,8 +1,8 @@
 import pytest
 
-from cli import dynamo_worker
-from gateway.options.config import list_options
-from gateway.options.dynamo import DynamoOptions
+from sluice.cli import dynamo_worker
+from sluice.gateway.options.config import list_options
+from sluice.gateway.options.dynamo import DynamoOptions
 
 
 def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.loopback import is_loopback
+from sluice.cli.loopback import is_loopback
 
 OWN = {
     *(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cli import serve
-from cli.__main__ import BROKEN_PIPE, main
-from gateway.options.command_line import parse_flags
-from gateway.options.config import GROUPS, list_options
+from sluice.cli import serve
+from sluice.cli.__main__ import BROKEN_PIPE, main
+from sluice.gateway.options.command_line import parse_flags
+from sluice.gateway.options.config import GROUPS, list_options
 from tests.waiting import PATIENCE_S
 
 HEAVY = {"fastapi", "transformers", "uvicorn", "numpy", "zmq", "openvino", "load"}
@@ -57,7 +57,7 @@ def test_http_address_is_triton_s_name_for_host() -> None:
 
 def test_a_bad_option_is_told_before_anything_heavy_is_imported() -> None:
     script = (
-        "import sys; from cli.__main__ import main; main(['serve', '--http-port', 'x']); "
+        "import sys; from sluice.cli.__main__ import main; main(['serve', '--http-port', 'x']); "
         f"print(sorted({HEAVY!r} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
@@ -67,7 +67,7 @@ def test_a_bad_option_is_told_before_anything_heavy_is_imported() -> None:
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path: Path) -> None:
     for number in range(300):  # whose names alone are more than a pipe holds
         (tmp_path / f"model_{number:0240}" / "1").mkdir(parents=True)
-    command = [sys.executable, "-m", "cli", "repository", "check", str(tmp_path)]
+    command = [sys.executable, "-m", "sluice.cli", "repository", "check", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.profile import command
-from gateway.profiler import Profiler
+from sluice.cli.profile import command
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.profiler import Profiler
 from tests.server_process import ServerProcess
 from tests.waiting import PATIENCE_S
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.__main__ import main
+from sluice.cli.__main__ import main
 
 LISTEN = ["--listen", "tcp://127.0.0.1:0"]
 REFUSED: dict[str, list[tuple[list[str], str]]] = {

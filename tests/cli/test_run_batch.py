@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cli.run_batch import command
+from sluice.cli.run_batch import command
 from tests.server_process import MODEL
 
 NUM_REQUESTS = 20

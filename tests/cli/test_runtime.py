@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.runtime import command as runtime_command
-from cli.runtime.environment import InstallStep, plan_steps, run_step, write_overrides
-from engine.config import Runtime
-from engine.runtimes import RUNTIMES
+from sluice.cli.runtime import command as runtime_command
+from sluice.cli.runtime.environment import InstallStep, plan_steps, run_step, write_overrides
+from sluice.engine.config import Runtime
+from sluice.engine.runtimes import RUNTIMES
 from sluice.errors import ErrorCode, SluiceError
 
 VLLM = RUNTIMES[Runtime.VLLM]

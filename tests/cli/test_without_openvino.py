@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from engine.config import EngineConfig, Runtime
-from engine.loop.load import load_runner
 from sluice.bundled import models_folder
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.loop.load import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.waiting import PATIENCE_S
 
@@ -21,7 +21,7 @@ FREE_PORTS = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]
 
 RUN_EACH = """
 import contextlib, io, json, sys
-from cli.__main__ import main
+from sluice.cli.__main__ import main
 for argv in json.load(sys.stdin):
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -78,7 +78,7 @@ def test_doctor_finds_nothing_wrong_where_torch_is_to_serve(tmp_path: Path) -> N
 
 
 def test_an_engine_says_which_runtime_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "engine.runners.openvino.runner", None)  # its import raises ImportError
+    monkeypatch.setitem(sys.modules, "sluice.engine.runners.openvino.runner", None)  # its import raises ImportError
     with pytest.raises(SluiceError, match=r"--runtime openvino cannot be imported: .*; `sluice doctor`") as caught:
         load_runner(EngineConfig(model_path=str(MODEL), runtime=Runtime.OPENVINO))
     assert (caught.value.code, caught.value.param) == (ErrorCode.UNAVAILABLE, "runtime")

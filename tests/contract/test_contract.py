@@ -10,11 +10,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2_grpc
 
-from engine.config import EngineConfig
-from engine.types import GenerateRequest
-from gateway.grpc.server import GrpcServer
-from gateway.options.grpc import GrpcOptions
-from pipelines.text.types import ChatMessage, Conversation
+from sluice.engine.config import EngineConfig
+from sluice.engine.types import GenerateRequest
+from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.pipelines.text.types import ChatMessage, Conversation
 from tests.contract.protocols import (
     COLUMNS,
     NAMES,

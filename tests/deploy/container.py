@@ -51,7 +51,10 @@ class Container:
         """Return the image's environment with moved paths, and this environment's programs for any user."""
         programs = folder / "bin"
         programs.mkdir()
-        for name, code in (("sluice", "from cli.__main__ import main; raise SystemExit(main())"), ("python", None)):
+        for name, code in (
+            ("sluice", "from sluice.cli.__main__ import main; raise SystemExit(main())"),
+            ("python", None),
+        ):
             command = [interpreter, *(() if code is None else ("-c", code))]
             (programs / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
             (programs / name).chmod(0o755)

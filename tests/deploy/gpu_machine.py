@@ -17,11 +17,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.statistics import EngineStats, IterationStats
-from engine.types import EngineInfo
-from gateway.telemetry.machine import GpuProcess, GpuSample, gpu_families, process_memory
-from gateway.telemetry.trt_llm import TrtLlmCollector
-from pipelines.llm.activity import TextActivity
+from sluice.engine.statistics import EngineStats, IterationStats
+from sluice.engine.types import EngineInfo
+from sluice.gateway.telemetry.machine import GpuProcess, GpuSample, gpu_families, process_memory
+from sluice.gateway.telemetry.trt_llm import TrtLlmCollector
+from sluice.pipelines.llm.activity import TextActivity
 from tests.pipelines.llm.doubles import language_model
 
 _GIB = 1 << 30

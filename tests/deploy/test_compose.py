@@ -13,8 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
-from gateway.options.command_line import parse_flags
-from gateway.options.config import find_unknown_variables, read_config
+from sluice.gateway.options.command_line import parse_flags
+from sluice.gateway.options.config import find_unknown_variables, read_config
 from tests import paths
 from tests.deploy.dockerfile import DOCKERFILES, stages
 from tests.deploy.programs import program

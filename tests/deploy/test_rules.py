@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.options.config import GROUPS, list_options
+from sluice.gateway.options.config import GROUPS, list_options
 from tests.deploy.prometheus import SHIPPED, configured, needs_prometheus, promtool
 
 ROOT = SHIPPED.parents[1]

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from load.chaos.faults import FAULTS
+from sluice.load.chaos.faults import FAULTS
 from tests.paths import DOCS, ROOT
 
 PAGE = (DOCS / "reliability.md").read_text()

@@ -174,6 +174,6 @@ def test_a_worker_that_cannot_start_says_why(dynamo: None, tmp_path: Path) -> No
 
 def test_every_error_has_an_exception(dynamo: None) -> None:
     """The table names Dynamo's exceptions, and so needs its Python."""
-    script = "from gateway.dynamo.worker import ERRORS, ErrorCode; assert ERRORS.keys() == {*ErrorCode}"
+    script = "from sluice.gateway.dynamo.worker import ERRORS, ErrorCode; assert ERRORS.keys() == {*ErrorCode}"
     command = [str(DYNAMO_BIN / "python"), "-c", script]
     subprocess.run(command, cwd=ROOT, check=True, timeout=PATIENCE_S)

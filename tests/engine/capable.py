@@ -2,9 +2,9 @@
 
 import msgspec
 
-from engine.client.stream import GenerationStream
-from engine.client.supervision import OnGone
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.client.supervision import OnGone
+from sluice.engine.types import GenerateRequest, SamplingParams
 from tests.engine.in_process_client import InProcessEngineClient
 
 ADAPTERS = ("french", "polite")

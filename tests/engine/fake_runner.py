@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.arrays import ByteArray, FloatArray, Ids
-from engine.runners.base import Draws, RunnerInfo, StepBatch
-from engine.sampling.host_logits import HostLogits
+from sluice.engine.arrays import ByteArray, FloatArray, Ids
+from sluice.engine.runners.base import Draws, RunnerInfo, StepBatch
+from sluice.engine.sampling.host_logits import HostLogits
 
 
 def echo_next(token_ids: list[int], vocab_size: int) -> int:

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
-from engine.client.base import EngineClient
-from engine.config import EngineConfig
-from engine.frames import Command, Shutdown, StepFrame
-from engine.loop.executor import InflightExecutor
-from engine.loop.load import load_draft_runner, load_runner
-from engine.runners.base import Runner
+from sluice.engine.client.base import EngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Command, Shutdown, StepFrame
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.loop.load import load_draft_runner, load_runner
+from sluice.engine.runners.base import Runner
 
 log = logging.getLogger(__name__)
 

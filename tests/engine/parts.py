@@ -1,6 +1,6 @@
 """Builders that several tests of the engine share."""
 
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 
 def make_request(prompt: list[int], request_id: str = "r", **fields: object) -> GenerateRequest:

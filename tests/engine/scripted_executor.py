@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from hypothesis import strategies as st
 
-from engine.config import EngineConfig
-from engine.frames import AdapterOutcome, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
-from engine.kv_tiers.peers import BlockExchange
-from engine.loop.executor import InflightExecutor
-from engine.types import BlockSource, EventDetail, FinishReason, RequestFailed
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import AdapterOutcome, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
+from sluice.engine.kv_tiers.peers import BlockExchange
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.types import BlockSource, EventDetail, FinishReason, RequestFailed
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.parts import make_request
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.blocks import HashChain
+from sluice.engine.blocks import HashChain
 
 tokens = st.lists(st.integers(0, 3), max_size=24)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from engine.config import EngineConfig, Listening
+from sluice.engine.config import EngineConfig, Listening
 from sluice.errors import ErrorCode, SluiceError
 
 

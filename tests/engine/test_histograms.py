@@ -1,7 +1,7 @@
-from engine.client.counters import add_counters, sum_stats
-from engine.histograms import HISTOGRAMS, STEP_SECONDS, STEP_SEQUENCES, unpack
-from engine.loop.recorder import Step, WorkRecorder
-from engine.statistics import EngineStats
+from sluice.engine.client.counters import add_counters, sum_stats
+from sluice.engine.histograms import HISTOGRAMS, STEP_SECONDS, STEP_SEQUENCES, unpack
+from sluice.engine.loop.recorder import Step, WorkRecorder
+from sluice.engine.statistics import EngineStats
 
 
 def stats(histograms: bytes) -> EngineStats:

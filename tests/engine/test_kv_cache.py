@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.blocks import BlockHash, blocks_for, worst_case_blocks
-from engine.kv_cache import BlockPool, BlockTables
+from sluice.engine.blocks import BlockHash, blocks_for, worst_case_blocks
+from sluice.engine.kv_cache import BlockPool, BlockTables
 
 
 @pytest.mark.parametrize(

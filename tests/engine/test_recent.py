@@ -1,4 +1,4 @@
-from engine.recent import Recent
+from sluice.engine.recent import Recent
 
 
 def fill(most: int, *items: int) -> Recent[int]:

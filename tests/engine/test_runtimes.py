@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, EngineRole, Runtime, Task
-from engine.model_folder import ModelFormat, model_format, served_task
-from engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
-from engine.sampling_fields import OPTIONAL_FIELDS
+from sluice.engine.config import EngineConfig, EngineRole, Runtime, Task
+from sluice.engine.model_folder import ModelFormat, model_format, served_task
+from sluice.engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
+from sluice.engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import num_gpus
 from tests import paths
@@ -115,7 +115,7 @@ def test_torch_is_chosen_on_a_gpu_that_it_can_use_where_no_other_library_is(
     expected: Runtime,
     reason: str,
 ) -> None:
-    monkeypatch.setattr("engine.runners.torch.runtime.version", lambda distribution: version)
+    monkeypatch.setattr("sluice.engine.runners.torch.runtime.version", lambda distribution: version)
     path = folder_with(tmp_path / "model", HUGGINGFACE)
     choice = choose(path, gpus=2, installed={Runtime.TORCH}, **config)
     assert choice.runtime is expected
@@ -153,7 +153,7 @@ def test_what_only_gpus_do_asks_for_their_runtimes(tmp_path: Path, config: dict[
 def test_torch_is_not_chosen_for_more_gpus_than_there_are_nor_for_layers_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("engine.runners.torch.runtime.version", lambda distribution: "2.13.0")
+    monkeypatch.setattr("sluice.engine.runners.torch.runtime.version", lambda distribution: "2.13.0")
     path = folder_with(tmp_path / "model", HUGGINGFACE)
     with pytest.raises(SluiceError, match="it is not installed") as refused:
         choose(path, gpus=2, installed={Runtime.TORCH}, **config)
@@ -275,7 +275,7 @@ def test_one_runtime_comes_with_the_gateway() -> None:
 
 DECLARE = """
 import sys
-import engine.runtimes
+import sluice.engine.runtimes
 
 assert not {"openvino", "tensorrt_llm", "torch", "transformers"} & sys.modules.keys()
 """

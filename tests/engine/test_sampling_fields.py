@@ -5,8 +5,8 @@ import typing
 import msgspec
 import pytest
 
-from engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS, FieldKind, SamplingField
-from engine.types import SamplingParams
+from sluice.engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS, FieldKind, SamplingField
+from sluice.engine.types import SamplingParams
 
 _WITHOUT_ROW = {"bad_words", "grammar", "thinking_token_budget"}
 """Protocols make these of fields of their own."""

@@ -3,9 +3,9 @@ import math
 import msgspec
 import pytest
 
-from engine.sampling_fields import OPTIONAL_FIELDS
-from engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams, ThinkingBudget
-from engine.validation import check_request, check_sampling, num_tokens_after
+from sluice.engine.sampling_fields import OPTIONAL_FIELDS
+from sluice.engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams, ThinkingBudget
+from sluice.engine.validation import check_request, check_sampling, num_tokens_after
 from sluice.errors import ErrorCode, SluiceError
 
 

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from engine.yaml_text import load_yaml
+from sluice.engine.yaml_text import load_yaml
 
 
 @pytest.mark.parametrize(

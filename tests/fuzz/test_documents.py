@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.rag.documents.extract import Extract
-from pipelines.rag.documents.formats import detect_format
-from pipelines.rag.documents.jsonl import JsonLines
-from pipelines.rag.documents.parse import ParseLimits, parse_document
-from pipelines.rag.documents.readers import read_document
-from pipelines.rag.types import DocumentFormat
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.documents.extract import Extract
+from sluice.pipelines.rag.documents.formats import detect_format
+from sluice.pipelines.rag.documents.jsonl import JsonLines
+from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
+from sluice.pipelines.rag.documents.readers import read_document
+from sluice.pipelines.rag.types import DocumentFormat
 from tests.fuzz.damage import damaged
 from tests.fuzz.running import fuzzed
 from tests.paths import DOCS

@@ -10,7 +10,7 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.frames import (
+from sluice.engine.frames import (
     AskProbe,
     AskView,
     Attach,
@@ -29,9 +29,9 @@ from engine.frames import (
     UnloadAdapter,
     WakeUp,
 )
-from engine.process.transport import Transport
-from engine.statistics import EngineStats
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.process.transport import Transport
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import GenerateRequest, SamplingParams
 from tests.engine.fake_runner import echo
 from tests.engine.scripted_executor import ScriptedExecutor
 from tests.fuzz.damage import damaged

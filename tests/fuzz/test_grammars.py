@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.matching import CompiledGrammar
-from engine.types import Grammar, GrammarKind
-from pipelines.chat.formats import parse_tools
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.registry import tool_formats
-from pipelines.chat.structural_tags import structural_tag_grammar
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.matching import CompiledGrammar
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.chat.formats import parse_tools
+from sluice.pipelines.chat.lark import LarkWriter
+from sluice.pipelines.chat.registry import tool_formats
+from sluice.pipelines.chat.structural_tags import structural_tag_grammar
 from tests.engine.guidance.walks import EOS, RILL, VOCAB_SIZE, allowed
 from tests.fuzz.damage import damaged
 from tests.fuzz.json_bodies import encode

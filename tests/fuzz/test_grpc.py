@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.server import GrpcServer
-from gateway.options.grpc import GrpcOptions
+from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.options.grpc import GrpcOptions
 from tests.fuzz.damage import damaged
 from tests.fuzz.running import fuzzed
 from tests.gateway.grpc.http2.calls import ECHO, serving_calls

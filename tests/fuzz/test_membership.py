@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from engine.client.base import EngineClient
-from engine.client.counters import NO_STATS
-from engine.fleet.joining import MemberJoiner
-from engine.fleet.membership import redis_leases
-from engine.fleet.membership.fleet_url import FleetUrl
-from engine.fleet.membership.members import Member, check_members
-from engine.fleet.membership.pushed import PushedMembership
-from engine.fleet.membership.redis_leases import Lease, RedisMembership
-from engine.fleet.replica import Replica
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.counters import NO_STATS
+from sluice.engine.fleet.joining import MemberJoiner
+from sluice.engine.fleet.membership import redis_leases
+from sluice.engine.fleet.membership.fleet_url import FleetUrl
+from sluice.engine.fleet.membership.members import Member, check_members
+from sluice.engine.fleet.membership.pushed import PushedMembership
+from sluice.engine.fleet.membership.redis_leases import Lease, RedisMembership
+from sluice.engine.fleet.replica import Replica
 from sluice.errors import ErrorCode, SluiceError
 from tests.fuzz.damage import damaged
 from tests.fuzz.running import example_settings, repeated

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.registry import BackendRegistry
-from serving.config.config_json import config_json, parse_config_json
-from serving.config.pbtxt import parse_pbtxt
-from serving.findings import InvalidConfig
-from serving.repository.folders import LocalRoot
-from serving.repository.inspection import Verdict, inspect_repositories
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.config.config_json import config_json, parse_config_json
+from sluice.serving.config.pbtxt import parse_pbtxt
+from sluice.serving.findings import InvalidConfig
+from sluice.serving.repository.folders import LocalRoot
+from sluice.serving.repository.inspection import Verdict, inspect_repositories
 from tests.fuzz.damage import damaged
 from tests.fuzz.running import fuzzed
 from tests.paths import DATA, MODELS

@@ -7,13 +7,13 @@ from tempfile import TemporaryDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.fleet.membership import read_members as read_fleet_file
-from engine.fleet.membership.file import read_members
-from engine.fleet.membership.members import check_members
-from gateway.ledger.prices import read_prices
-from pipelines.llm.model_folder import read_model_yaml
-from pipelines.routes.settings import read_routes
+from sluice.cli.fleet.membership import read_members as read_fleet_file
+from sluice.engine.fleet.membership.file import read_members
+from sluice.engine.fleet.membership.members import check_members
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.ledger.prices import read_prices
+from sluice.pipelines.llm.model_folder import read_model_yaml
+from sluice.pipelines.routes.settings import read_routes
 from tests.fuzz.damage import damaged
 from tests.fuzz.running import fuzzed
 

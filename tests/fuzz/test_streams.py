@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.options.config import ServeConfig
-from gateway.options.streams import StreamOptions
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.streams import StreamOptions
 from tests.fuzz.running import fuzzed
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 

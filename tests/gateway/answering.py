@@ -17,17 +17,17 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
-from engine.client.base import EngineClient
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig
-from gateway.grpc.server import GrpcServer
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
-from gateway.options.config import ServeConfig
-from gateway.options.grpc import GrpcOptions
-from gateway.service import InferenceService
-from gateway.telemetry.metrics import GatewayMetrics
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig
+from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.http.app import create_app
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.metrics import GatewayMetrics
 from tests.gateway.http.sse import events_of
 from tests.gateway.repositories import empty_repository, llm_model
 from tests.stand_ins.engines import fork_engines
@@ -36,7 +36,7 @@ from tests.waiting import PATIENCE_S
 
 MODEL = "rill"
 REQUEST_ID = {"x-request-id": "same"}
-_MODULE = "engine.delegated.tensorrt_llm.process"
+_MODULE = "sluice.engine.delegated.tensorrt_llm.process"
 _CHANGING = re.compile(rb'"(created|system_fingerprint)":(\d+|"\w+")')
 _LISTS = ("content", "tokens", "token_logprobs", "top_logprobs", "text_offset")
 """Fields of log probabilities that grow with the text."""

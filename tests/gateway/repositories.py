@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from engine.client.base import EngineClient
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.llm.configuration import add_engine_parameters, default_llm_config
-from pipelines.llm.model import LlmModel
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text
-from serving.backend import BackendContext, ModelLookup
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
+from sluice.engine.client.base import EngineClient
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.pipelines.llm.configuration import add_engine_parameters, default_llm_config
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_loading import load_text
+from sluice.serving.backend import BackendContext, ModelLookup
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
 
 
 def empty_repository(metrics: GatewayMetrics) -> ModelRepository:

@@ -12,12 +12,12 @@ import httpx
 import psutil
 import pytest
 
-from cli.serve import bundled_pipeline
-from gateway.lifecycle import GatewayServer
-from gateway.listeners import Listeners, listen
-from gateway.options.command_line import parse_flags
-from gateway.options.config import read_config
-from gateway.service import InferenceService
+from sluice.cli.serve import bundled_pipeline
+from sluice.gateway.lifecycle import GatewayServer
+from sluice.gateway.listeners import Listeners, listen
+from sluice.gateway.options.command_line import parse_flags
+from sluice.gateway.options.config import read_config
+from sluice.gateway.service import InferenceService
 from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 from tests.waiting import PATIENCE_S

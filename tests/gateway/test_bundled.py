@@ -6,12 +6,12 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from cli.serve import bundled_pipeline
-from gateway.bundled import PIPELINE, documentation, pipeline_repository
-from gateway.options.config import ServeConfig
-from gateway.options.engine import ModelOptions
-from gateway.options.option import OptionError
 from sluice.bundled import models_folder
+from sluice.cli.serve import bundled_pipeline
+from sluice.gateway.bundled import PIPELINE, documentation, pipeline_repository
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.engine import ModelOptions
+from sluice.gateway.options.option import OptionError
 
 
 def config_of(repository: str, model: str) -> ModelConfig:

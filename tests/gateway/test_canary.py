@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.service import InferenceService
-from gateway.telemetry.metrics import GatewayMetrics
-from serving.request import InferRequest
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.serving.request import InferRequest
 from tests.gateway.grpc.parts import EchoModel
 from tests.gateway.repositories import empty_repository
 

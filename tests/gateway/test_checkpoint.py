@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.checkpoint import find_checkpoint, is_hub_id, model_name
-from gateway.options.option import OptionError
+from sluice.gateway.checkpoint import find_checkpoint, is_hub_id, model_name
+from sluice.gateway.options.option import OptionError
 from tests.gateway.fake_hub import COMMIT, fake_hub
 from tests.stand_ins.model_folders import make_compiled_engine, make_converted_checkpoint
 from tests.stand_ins.paths import STAND_INS
@@ -84,8 +84,8 @@ FILES = {
 }
 SCRIPT = """
 import json, sys
-from gateway.checkpoint import find_checkpoint
-from gateway.options.option import OptionError
+from sluice.gateway.checkpoint import find_checkpoint
+from sluice.gateway.options.option import OptionError
 said = []
 for name in sys.argv[1:]:
     try:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.bundled import DOCUMENTATION_COLLECTION, documentation
-from gateway.documentation import VECTORS, ingest_documentation, load_vectors, save_vectors
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import DocumentLibrary, LibrarySettings
-from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import Vectors
+from sluice.gateway.bundled import DOCUMENTATION_COLLECTION, documentation
+from sluice.gateway.documentation import VECTORS, ingest_documentation, load_vectors, save_vectors
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.pipelines.rag.types import Vectors
 from tests.pipelines.rag.bundled import copy_models, serving
 
 

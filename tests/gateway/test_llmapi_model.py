@@ -13,7 +13,7 @@ import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 
-from cli.repository.command import command
+from sluice.cli.repository.command import command
 from tests import paths
 from tests.gateway.serving_here import HereServer, serving_here
 

@@ -20,5 +20,5 @@ def test_a_warning_of_an_engine_is_shown(tmp_path: Path) -> None:
         [told] = [line for line in lines if "model.spare.weight" in line["message"]]
         assert told["process"] == f"engine-{server.engine().pid}"
         assert (told["level"], told["request_id"]) == ("WARNING", "-")
-        assert told["logger"].startswith("engine.models")
+        assert told["logger"].startswith("sluice.engine.models")
         assert told["message"] in server.log, "the log itself still has it"

@@ -11,7 +11,7 @@ import pytest
 import tritonclient.grpc
 import tritonclient.http
 
-from cli.rag.command import command
+from sluice.cli.rag.command import command
 from tests.server_process import ServerProcess, running_bundled
 
 FACTS = {

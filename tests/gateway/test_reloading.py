@@ -20,15 +20,15 @@ import pytest
 import uvloop
 from prometheus_client import generate_latest
 
-from gateway.assembly import make_service
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
-from gateway.options.config import ServeConfig
-from gateway.options.serving import RepositoryOptions
-from gateway.service import InferenceService
-from serving.repository.managed_model import ModelState
-from serving.repository.settings import ControlMode
+from sluice.gateway.assembly import make_service
+from sluice.gateway.http.app import create_app
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.serving import RepositoryOptions
+from sluice.gateway.service import InferenceService
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.settings import ControlMode
 from tests import paths
 from tests.serving.backends.onnxruntime.parts import one_op
 from tests.serving.repository.small_models import write_python

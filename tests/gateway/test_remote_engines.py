@@ -27,7 +27,7 @@ CHAT_PATH = "/v1/chat/completions"
 def remote_engine(checkpoint: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     """Run an engine process, which has no time to end requests at SIGTERM. Yields its address with it."""
     listen = ("--listen=tcp://127.0.0.1:0", "--dtype=f32", "--exit-timeout-secs=0")
-    words = (sys.executable, "-m", "cli", "engine", str(checkpoint), *listen)
+    words = (sys.executable, "-m", "sluice.cli", "engine", str(checkpoint), *listen)
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None

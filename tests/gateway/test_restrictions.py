@@ -1,11 +1,17 @@
 import pytest
 
-from gateway.grpc.access import API_CATEGORIES
-from gateway.http.access import find_api_category
-from gateway.http.openapi import v2_paths
-from gateway.options.config import read_config
-from gateway.options.option import OptionError
-from gateway.restrictions import ApiCategory, Restriction, Restrictions, find_repeated_category, parse_restriction
+from sluice.gateway.grpc.access import API_CATEGORIES
+from sluice.gateway.http.access import find_api_category
+from sluice.gateway.http.openapi import v2_paths
+from sluice.gateway.options.config import read_config
+from sluice.gateway.options.option import OptionError
+from sluice.gateway.restrictions import (
+    ApiCategory,
+    Restriction,
+    Restrictions,
+    find_repeated_category,
+    parse_restriction,
+)
 
 
 def test_reads_parts_key_and_value() -> None:

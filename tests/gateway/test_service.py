@@ -10,16 +10,16 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.arrays import FloatArray
-from engine.config import EngineConfig
-from engine.runners.base import StepBatch
-from engine.types import FinishReason
-from gateway.service import InferenceService
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.llm.model import LlmModel
-from pipelines.llm.text import LlmText
-from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
+from sluice.engine.arrays import FloatArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import StepBatch
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.repositories import empty_repository, llm_model

@@ -22,7 +22,7 @@ HEARTBEAT_S = 8
 
 def ranks_of(server: ServerProcess) -> list[psutil.Process]:
     """The processes of all ranks but the first, which is the engine."""
-    return [each for each in server.engine().children() if "engine.runners.torch.worker" in each.cmdline()]
+    return [each for each in server.engine().children() if "sluice.engine.runners.torch.worker" in each.cmdline()]
 
 
 async def read_stream(client: openai.AsyncOpenAI, number: int, is_under_way: asyncio.Event) -> str:

@@ -16,8 +16,8 @@ import pytest
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor, triton_to_np_dtype
 
-from engine.config import EngineConfig, Runtime
-from pipelines.text.tokenizer import Tokenizer
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.pipelines.text.tokenizer import Tokenizer
 from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
 from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.engine.in_process_client import InProcessEngineClient

@@ -8,9 +8,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.config import EngineConfig, Runtime
-from gateway.telemetry.trt_llm import TrtLlmCollector
-from pipelines.text.tokenizer import Tokenizer
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.gateway.telemetry.trt_llm import TrtLlmCollector
+from sluice.pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import echo_next
 from tests.gateway.answering import Answering, answering_stand_in
 from tests.stand_ins.model_folders import VOCAB_SIZE, make_adapter, make_checkpoint

@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import echo_next
 from tests.gateway.serving_here import HereServer, serving_here
 from tests.paths import ROOT
@@ -36,7 +36,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start_engine(stack: ExitStack, checkpoint: Path, *options: str) -> "subprocess.Popen[str]":
     """Start an engine for gateways elsewhere, which says where it is ready."""
-    command = (sys.executable, "-m", "cli", "engine", str(checkpoint), "--listen=tcp://127.0.0.1:0", *RUNTIME, *options)
+    command = (
+        sys.executable,
+        "-m",
+        "sluice.cli",
+        "engine",
+        str(checkpoint),
+        "--listen=tcp://127.0.0.1:0",
+        *RUNTIME,
+        *options,
+    )
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
     stack.callback(process.communicate)
     stack.callback(process.kill)

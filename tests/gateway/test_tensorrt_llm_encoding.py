@@ -12,8 +12,8 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Runtime
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig, Runtime
 from tests.gateway.answering import Answering, answering
 from tests.pipelines.rag.test_llm_encoder import write_sentence_files
 from tests.stand_ins.engines import fork_engines
@@ -22,7 +22,7 @@ from tests.stand_ins.paths import PYTHONPATH
 from tests.stand_ins.tensorrt_llm._stand_in.encoder import echo_vector
 
 SIZE = 64
-MODULE = "engine.delegated.tensorrt_llm.process"
+MODULE = "sluice.engine.delegated.tensorrt_llm.process"
 FAULTY = 4000
 """The token of which a forward pass fails."""
 ROWS = [[number, 7, 9] for number in range(1, 60)]

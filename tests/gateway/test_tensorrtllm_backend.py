@@ -14,8 +14,8 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import np_to_triton_dtype
 
-from cli.repository.command import command
-from pipelines.text.tokenizer import Tokenizer
+from sluice.cli.repository.command import command
+from sluice.pipelines.text.tokenizer import Tokenizer
 from tests import paths
 from tests.server_process import MODEL, ServerProcess, running_server
 

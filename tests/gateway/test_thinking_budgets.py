@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from engine.config import EngineConfig, Runtime
+from sluice.engine.config import EngineConfig, Runtime
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.answering import MODEL, Answering, answering, answering_stand_in

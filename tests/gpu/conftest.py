@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli.gpus import GpuFacts, read_driver
+from sluice.cli.gpus import GpuFacts, read_driver
 from tests.gpu import nvidia_smi, report
 from tests.server_process import ServerProcess, running_command
 

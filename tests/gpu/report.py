@@ -52,7 +52,9 @@ def table(claims: Iterable[Claim]) -> list[str]:
 
 def machine() -> list[str]:
     """Return what the machine is, one list item a line: the system, the commit, and what `sluice doctor` finds."""
-    doctor = subprocess.run([sys.executable, "-m", "cli", "doctor", "--json"], capture_output=True, text=True, cwd=ROOT)
+    doctor = subprocess.run(
+        [sys.executable, "-m", "sluice.cli", "doctor", "--json"], capture_output=True, text=True, cwd=ROOT
+    )
     findings = json.loads(doctor.stdout)["findings"] if doctor.stdout else []
     git = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT)
     facts = {"system": platform.platform(), "commit": git.stdout.strip() or "unknown"}

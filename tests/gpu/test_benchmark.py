@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.parts import PARTS
-from cli.gpus import GpuFacts
+from sluice.cli.gpus import GpuFacts
 from tests.paths import ROOT
 
 

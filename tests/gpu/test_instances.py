@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cli.gpus import GpuFacts
+from sluice.cli.gpus import GpuFacts
 from tests.gpu import nvidia_smi
 from tests.gpu.conftest import RepositoryServer
 from tests.gpu.models import ONNX_BYTES, ONNX_COLUMNS, ONNX_ROWS, configure, onnx_model, tensorrt_plan, write_place

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cli.gpus import GpuFacts
+from sluice.cli.gpus import GpuFacts
 from tests.engine.runners.torch.triton.cases import LARGE_CASES, LARGE_NAMES, NAMES
 
 LIMITS = {"bf16": 5e-3, "f32": 2e-6}
@@ -44,7 +44,7 @@ def test_kernels_compute_what_torch_does_in_float64(torch: Any, group: str, dtyp
 
 @pytest.mark.gpu("a CUDA graph of our decode serves sequences of any length")
 def test_a_graph_of_decode_is_for_any_lengths(torch: Any) -> None:
-    from engine.runners.torch.triton import attention
+    from sluice.engine.runners.torch.triton import attention
     from tests.engine.runners.torch.triton.checks import error
     from tests.engine.runners.torch.triton.pages import Pages, attended
 

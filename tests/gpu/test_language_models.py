@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cli.gpus import GpuFacts, read_driver
-from engine.config import Runtime
-from engine.runtimes import RUNTIMES
+from sluice.cli.gpus import GpuFacts, read_driver
+from sluice.engine.config import Runtime
+from sluice.engine.runtimes import RUNTIMES
 from tests.server_process import ServerProcess, running_command
 from tests.vllm.conftest import LONG, NUM_BLOCKS, PROMPTS, RILL, complete, metric
 

@@ -12,7 +12,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import InferenceServerException
 
-from cli.gpus import GpuFacts
+from sluice.cli.gpus import GpuFacts
 from tests.gpu import nvidia_smi
 from tests.gpu.conftest import PATIENCE_S, RepositoryServer, ask_nvidia_smi
 from tests.paths import ROOT
@@ -59,7 +59,7 @@ def wait_for_memory(triton: RepositoryServer, uuid: str, expected: float) -> Non
 
 @pytest.mark.gpu("`sluice doctor` names each GPU and the driver as nvidia-smi does")
 def test_doctor_names_gpus_and_driver(smi: list[nvidia_smi.Gpu]) -> None:
-    command = [sys.executable, "-m", "cli", "doctor", "--json"]
+    command = [sys.executable, "-m", "sluice.cli", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     findings = {each["subject"]: each["text"] for each in json.loads(done.stdout)["findings"]}
     assert findings["driver"].startswith(smi[0]["driver_version"])

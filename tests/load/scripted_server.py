@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from load.__main__ import command
-from load.config import LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
-from load.run import Run, run_load
-from load.stream import Failure
+from sluice.load.__main__ import command
+from sluice.load.config import LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
+from sluice.load.run import Run, run_load
+from sluice.load.stream import Failure
 
 
 @dataclass

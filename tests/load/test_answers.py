@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from load.answers import BUILTIN_SCHEMA, BUILTIN_TOOLS
-from load.apis import Context, make_api
-from load.config import ApiKind, LoadConfigError, ToolUse, Workload
-from load.images import draw_images
-from load.stream import FailureKind
+from sluice.load.answers import BUILTIN_SCHEMA, BUILTIN_TOOLS
+from sluice.load.apis import ApiContext, make_api
+from sluice.load.config import ApiKind, LoadConfigError, ToolUse, Workload
+from sluice.load.images import draw_images
+from sluice.load.stream import FailureKind
 from tests.load.scripted_server import Script, Wire, only_failure, run_against
 
 GOOD = '{"category": "order", "is_urgent": true, "priority": 2, "labels": ["new"]}'
@@ -98,9 +98,9 @@ def test_without_a_call_an_answer_must_meet_the_schema() -> None:
     assert run_against(chat(call(0, "set_light", '{"room": "hall", "is_on": true}')), **both).summary.num_failed == 0
 
 
-def body(kind: ApiKind, workload: Workload, context: Context | None = None) -> dict[str, Any]:
+def body(kind: ApiKind, workload: Workload, context: ApiContext | None = None) -> dict[str, Any]:
     api = make_api(kind)
-    return dict(json.loads(api.body("m", "hi", 5, workload, context or Context())))
+    return dict(json.loads(api.body("m", "hi", 5, workload, context or ApiContext())))
 
 
 def test_each_api_has_its_own_form_of_tools() -> None:
@@ -136,7 +136,7 @@ def test_images_are_pngs_of_the_size_and_none_is_like_another() -> None:
 
 
 def test_each_api_has_its_own_form_of_images() -> None:
-    bodies = {kind: body(kind, Workload(), Context(images=("QUJD",))) for kind in CHATS}
+    bodies = {kind: body(kind, Workload(), ApiContext(images=("QUJD",))) for kind in CHATS}
     assert bodies[ApiKind.CHAT]["messages"][0]["content"][0]["image_url"]["url"] == "data:image/png;base64,QUJD"
     assert bodies[ApiKind.RESPONSES]["input"][0]["content"][0]["image_url"] == "data:image/png;base64,QUJD"
     assert bodies[ApiKind.MESSAGES]["messages"][0]["content"][0]["source"]["data"] == "QUJD"

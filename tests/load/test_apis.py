@@ -4,13 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from load.apis import Api, ParsedEvent, make_api
-from load.apis.messages import MessagesApi
-from load.apis.ollama import OllamaChatApi
-from load.apis.openai import ChatApi, CompletionsApi, EmbeddingsApi, RerankApi
-from load.apis.responses import ResponsesApi
-from load.apis.triton import GenerateStreamApi, InferApi, InferBinaryApi
-from load.config import ApiKind, LoadConfigError, Workload
+from sluice.load.apis import Api, ParsedEvent, make_api
+from sluice.load.apis.messages import MessagesApi
+from sluice.load.apis.ollama import OllamaChatApi
+from sluice.load.apis.openai import ChatApi, CompletionsApi, EmbeddingsApi, RerankApi
+from sluice.load.apis.responses import ResponsesApi
+from sluice.load.apis.triton import GenerateStreamApi, InferApi, InferBinaryApi
+from sluice.load.config import ApiKind, LoadConfigError, Workload
 
 TOKEN = ParsedEvent(has_text=True)
 

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.simulation.profile import StepCosts, read_profile
-from load.calibrate import COST_NAMES, Measurement, calibrate, fit
-from load.config import LoadConfig, LoadTarget, RequestPace, Workload
-from load.run import Run, RunError
-from load.stream import Failure, FailureKind, PlannedRequest, RequestResult
+from sluice.engine.simulation.profile import StepCosts, read_profile
+from sluice.load.calibrate import COST_NAMES, CalibrationMeasurement, calibrate, fit
+from sluice.load.config import LoadConfig, LoadTarget, RequestPace, Workload
+from sluice.load.run import Run, RunError
+from sluice.load.stream import Failure, FailureKind, PlannedRequest, RequestResult
 
 COSTS = StepCosts(step_s=0.005, prefill_token_s=4e-5, decode_seq_s=3e-4, context_token_s=2e-7, attention_s=3e-9)
 REQUEST_S = 0.002
@@ -76,7 +76,9 @@ def test_answers_in_one_event_say_nothing_of_steps() -> None:
 
 def test_no_cost_is_below_zero() -> None:
     """A gap that shrinks with the crowd, as noise can have it, leaves out the cost of a sequence."""
-    measured = [Measurement(1.0 - 0.1 * crowd, (1.0, 0.0, crowd, 0.0, 0.0, 0.0)) for crowd in (1.0, 2.0, 3.0)]
+    measured = [
+        CalibrationMeasurement(1.0 - 0.1 * crowd, (1.0, 0.0, crowd, 0.0, 0.0, 0.0)) for crowd in (1.0, 2.0, 3.0)
+    ]
     found = fit("m", measured)
     assert found.costs["decode_seq_s"] == 0.0
     assert 0.7 < found.costs["step_s"] < 0.9

@@ -14,27 +14,27 @@ import httpx
 import pytest
 from rich.console import Console
 
-from load.apis import ParsedEvent, make_api
-from load.chaos import clocks
-from load.chaos.answers import TextReader, WholeApi, find_misshape, text_of
-from load.chaos.clocks import ClockError, MovableClock, build_library
-from load.chaos.faults import FAULTS, Faults, possible_faults
-from load.chaos.fleet import ECHO, PIPELINE, Fleet, Gateway, Interval
-from load.chaos.ledgers import Ledger, compare_completions, count_excused, tokens_of_counters
-from load.chaos.measurements import ProcessSize, Size, find_growth
-from load.chaos.outcomes import Outcome, Tally, Verdict, judge
-from load.chaos.processes import Program
-from load.chaos.questions import KINDS, Kind, Question, light_questions, make_questions
-from load.chaos.report import show_progress, verdict
-from load.chaos.run import ChaosConfig, Run, find_open
-from load.chaos.samples import Sample, find_leaks, find_slopes, sample_interval_s, sum_gauges
-from load.chaos.schedule import schedule
-from load.chaos.traffic import Completion, Traffic
-from load.config import ApiKind, Workload
-from load.stream import Failure, FailureKind, LiveCounts
+from sluice.load.apis import ParsedEvent, make_api
+from sluice.load.chaos import clocks
+from sluice.load.chaos.answers import TextReader, WholeApi, find_misshape, text_of
+from sluice.load.chaos.clocks import ClockError, MovableClock, build_library
+from sluice.load.chaos.faults import FAULTS, Faults, possible_faults
+from sluice.load.chaos.fleet import ECHO, PIPELINE, FaultSpan, Fleet, Gateway
+from sluice.load.chaos.ledgers import Ledger, compare_completions, count_excused, tokens_of_counters
+from sluice.load.chaos.measurements import ProcessSize, Size, find_growth
+from sluice.load.chaos.outcomes import Outcome, OutcomeVerdict, Tally, judge
+from sluice.load.chaos.processes import Program
+from sluice.load.chaos.questions import KINDS, Question, QuestionKind, light_questions, make_questions
+from sluice.load.chaos.report import show_progress, verdict
+from sluice.load.chaos.run import ChaosConfig, ChaosRun, find_open
+from sluice.load.chaos.samples import Sample, find_leaks, find_slopes, sample_interval_s, sum_gauges
+from sluice.load.chaos.schedule import schedule
+from sluice.load.chaos.traffic import Completion, Traffic
+from sluice.load.config import ApiKind, Workload
+from sluice.load.stream import Failure, FailureKind, LiveCounts
 from tests.waiting import until
 
-CHAT = Question(Kind(ApiKind.CHAT), 0, "Hi", 4)
+CHAT = Question(QuestionKind(ApiKind.CHAT), 0, "Hi", 4)
 
 
 def gateway(**marks: Any) -> Gateway:
@@ -141,13 +141,13 @@ def test_another_text_is_wrong_and_a_first_one_is_learned() -> None:
 
 def test_an_answer_from_documents_may_say_that_they_are_still_read() -> None:
     said = "I do not know. Documents of collection 'sluice' are being encoded: 3 of 7 chunks so far."
-    question = Question(Kind(ApiKind.CHAT, PIPELINE, ends_by_itself=True), 0, "Hi", 4)
+    question = Question(QuestionKind(ApiKind.CHAT, PIPELINE, ends_by_itself=True), 0, "Hi", 4)
     assert judge(question, said, None, "I do not know.").outcome is Outcome.COMPLETED
     assert judge(CHAT, said, None, "I do not know.").outcome is Outcome.WRONG
 
 
 def test_grpc_tells_a_broken_connection_from_an_engine_that_is_away() -> None:
-    question = Question(Kind(ApiKind.GRPC_STREAM), 0, "Hi", 4)
+    question = Question(QuestionKind(ApiKind.GRPC_STREAM), 0, "Hi", 4)
     broken = Failure(FailureKind.CONNECTION, "Socket closed after 3 token events")
     away = Failure(FailureKind.CONNECTION, "the engine is unavailable after 0 token events")
     assert judge(question, "", broken, "a").outcome is Outcome.LOST
@@ -155,23 +155,23 @@ def test_grpc_tells_a_broken_connection_from_an_engine_that_is_away() -> None:
 
 
 def test_a_model_that_is_unloaded_may_be_missing() -> None:
-    question = Question(Kind(ApiKind.INFER, ECHO, is_streamed=False), 0, "Hi", 4)
+    question = Question(QuestionKind(ApiKind.INFER, ECHO, is_streamed=False), 0, "Hi", 4)
     missing = Failure(FailureKind.HTTP, '{"error": "unknown model"}', 404)
     assert judge(question, "", missing, None).outcome is Outcome.ERROR
 
 
 def test_a_tally_names_what_broke_a_promise() -> None:
     tally = Tally()
-    tally.add("chat", Verdict(Outcome.COMPLETED), "one")
-    tally.add("chat", Verdict(Outcome.CUT, "connection", "reset"), "two")
+    tally.add("chat", OutcomeVerdict(Outcome.COMPLETED), "one")
+    tally.add("chat", OutcomeVerdict(Outcome.CUT, "connection", "reset"), "two")
     assert tally.violations() == []
-    tally.add("chat", Verdict(Outcome.LOST, "connection", "reset"), "three")
+    tally.add("chat", OutcomeVerdict(Outcome.LOST, "connection", "reset"), "three")
     assert tally.violations() == ["1 requests lost: three: connection: reset"]
     assert tally.num_ended == 3
 
 
 def test_a_run_that_was_interrupted_claims_no_more_than_it_has_seen(tmp_path: Path) -> None:
-    run = Run(ChaosConfig(minutes=1.0, folder=tmp_path, faults=()))
+    run = ChaosRun(ChaosConfig(minutes=1.0, folder=tmp_path, faults=()))
     assert verdict(run).startswith("no promise broken so far; the run did not come to its end")
     run.is_complete = True
     assert verdict(run) == "no promise broken"
@@ -181,11 +181,11 @@ def test_a_run_that_was_interrupted_claims_no_more_than_it_has_seen(tmp_path: Pa
 
 
 async def test_a_broken_promise_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
-    run = Run(ChaosConfig(minutes=1.0, folder=tmp_path, faults=()))
+    run = ChaosRun(ChaosConfig(minutes=1.0, folder=tmp_path, faults=()))
     nobody = Fleet(tmp_path, [], [], None, None, {}, httpx.AsyncClient())
     run.traffic = Traffic(nobody, seed=0)
-    run.traffic.tally.add("chat", Verdict(Outcome.ERROR, "http_503", "full"), "one")
-    run.traffic.tally.add("chat", Verdict(Outcome.LOST, "connection", "reset"), "two at 12:00:00")
+    run.traffic.tally.add("chat", OutcomeVerdict(Outcome.ERROR, "http_503", "full"), "one")
+    run.traffic.tally.add("chat", OutcomeVerdict(Outcome.LOST, "connection", "reset"), "two at 12:00:00")
     shown = io.StringIO()
     showing = asyncio.create_task(show_progress(run, Console(file=shown, soft_wrap=True)))
     await until(lambda: "lost: two at 12:00:00: connection: reset\n" in shown.getvalue())
@@ -194,12 +194,12 @@ async def test_a_broken_promise_is_told_while_the_run_goes_on(tmp_path: Path) ->
 
 
 def test_connections_may_break_around_a_kill_alone() -> None:
-    killed = gateway(cuts=[Interval(10.0, 12.0)])
+    killed = gateway(cuts=[FaultSpan(10.0, 12.0)])
     assert killed.may_have_lost(9.0, 11.0)
     assert killed.may_have_lost(11.0, 20.0)
     assert not killed.may_have_lost(5.0, 9.9)
     assert not killed.may_have_lost(12.1, 20.0)
-    assert gateway(cuts=[Interval(10.0)]).may_have_lost(50.0, 51.0)
+    assert gateway(cuts=[FaultSpan(10.0)]).may_have_lost(50.0, 51.0)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +207,12 @@ def test_connections_may_break_around_a_kill_alone() -> None:
     [
         (99.0, [], True),
         (90.0, [], False),
-        (90.0, [Interval(89.0, 99.0)], True),
-        (70.0, [Interval(60.0, 80.0)], False),
+        (90.0, [FaultSpan(89.0, 99.0)], True),
+        (70.0, [FaultSpan(60.0, 80.0)], False),
     ],
 )
-def test_a_row_may_be_missing_that_a_kill_took(ended_at: float, outages: list[Interval], is_excused: bool) -> None:
-    killed = gateway(cuts=[Interval(100.0, 105.0)], outages=outages)
+def test_a_row_may_be_missing_that_a_kill_took(ended_at: float, outages: list[FaultSpan], is_excused: bool) -> None:
+    killed = gateway(cuts=[FaultSpan(100.0, 105.0)], outages=outages)
     completions = {"a": Completion("near", ended_at, 4), "b": Completion("far", 50.0, 4)}
     assert bool(compare_completions(killed, Ledger(), completions)) is not is_excused
     assert count_excused(killed, Ledger(), completions) == 1

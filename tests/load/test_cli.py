@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from load.__main__ import command
-from load.report import report_lines
+from sluice.load.__main__ import command
+from sluice.load.report import report_lines
 from tests.load.scripted_server import Script, ScriptedServer, Wire, command_against, good_stream, run_against
 
 

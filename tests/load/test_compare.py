@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from load import compare_command
-from load.__main__ import command
-from load.compare import Report, compare_pairs, compare_reports
-from load.intervals import Samples
+from sluice.load import compare_command
+from sluice.load.__main__ import command
+from sluice.load.compare import Report, compare_pairs, compare_reports
+from sluice.load.intervals import RequestSamples
 from tests.load.scripted_server import Script, Wire, good_stream, serving
 
 
@@ -31,7 +31,9 @@ WORSE, BETTER, SAME = "B is worse", "B is better", "no difference"
 
 
 def report_of(values_ms: list[float]) -> Report:
-    return Report("a run", len(values_ms), 0, {"TTFT": Samples(values_ms, range(len(values_ms)), len(values_ms))})
+    return Report(
+        "a run", len(values_ms), 0, {"TTFT": RequestSamples(values_ms, range(len(values_ms)), len(values_ms))}
+    )
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.5, WORSE), (1 / 1.5, BETTER), (1.0, SAME), (1.02, SAME)])

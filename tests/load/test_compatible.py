@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from load.compatible.genai_perf import _parser as genai_parser
-from load.compatible.genai_perf import _workload as genai_workload
-from load.compatible.vllm_bench import _config as vllm_config
-from load.compatible.vllm_bench import _parser as vllm_parser
-from load.config import ApiKind, Arrival, LoadConfig, Slo, TokenRange, TurnRange, Workload
+from sluice.load.compatible.genai_perf import _parser as genai_parser
+from sluice.load.compatible.genai_perf import _workload as genai_workload
+from sluice.load.compatible.vllm_bench import _config as vllm_config
+from sluice.load.compatible.vllm_bench import _parser as vllm_parser
+from sluice.load.config import ApiKind, Arrival, LoadConfig, Slo, TokenRange, TurnRange, Workload
 from tests.load.scripted_server import Wire, command_against, good_stream
 from tests.load.test_sessions import chat_answer
 

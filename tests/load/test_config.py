@@ -1,6 +1,6 @@
 import pytest
 
-from load.config import LoadConfigError, RequestPace, Slo, TokenRange
+from sluice.load.config import LoadConfigError, RequestPace, Slo, TokenRange
 
 
 @pytest.mark.parametrize(("text", "low", "high"), [("128", 128, 128), ("32..256", 32, 256), ("1..1", 1, 1)])

@@ -3,10 +3,10 @@ import asyncio
 import httptools
 import pytest
 
-from load.config import LoadConfigError
-from load.connection import ConnectionPool, encode_request
-from load.run import run_load
-from load.stream import FailureKind
+from sluice.load.config import LoadConfigError
+from sluice.load.connection import ConnectionPool, encode_request
+from sluice.load.run import run_load
+from sluice.load.stream import FailureKind
 from tests.load.scripted_server import (
     ScriptedServer,
     Wire,

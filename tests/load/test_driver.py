@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from load.config import Arrival
-from load.driver import RECONNECT_PAUSE_S
-from load.run import Run, run_load
-from load.stream import RequestResult
+from sluice.load.config import Arrival
+from sluice.load.driver import RECONNECT_PAUSE_S
+from sluice.load.run import Run, run_load
+from sluice.load.stream import RequestResult
 from tests.load.scripted_server import ManualClock, Script, Wire, good_stream, load_config, run_against, serving
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from load.config import ApiKind, LoadConfigError
-from load.run import Run, run_load
-from load.stream import FailureKind
+from sluice.load.config import ApiKind, LoadConfigError
+from sluice.load.run import Run, run_load
+from sluice.load.stream import FailureKind
 from tests.load.scripted_server import load_config
 from tests.server_process import MODEL, ServerProcess
 

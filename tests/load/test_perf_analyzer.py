@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from load.__main__ import command
-from load.compatible.perf_analyzer import LevelRange, ServerSplit, bottleneck
-from load.config import LoadConfigError
+from sluice.load.__main__ import command
+from sluice.load.compatible.perf_analyzer import LevelRange, ServerSplit, bottleneck
+from sluice.load.config import LoadConfigError
 from tests.gateway.http.v2.models import all_models, identity
 from tests.gateway.http.v2.small_server import small_server
 from tests.gateway.v2.small_service import SmallService

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from load.config import Arrival, LoadConfigError, RequestPace
-from load.run import Run, RunError, run_load
-from load.shares import Share, shares_of
-from load.workload import arrival_offsets
+from sluice.load.config import Arrival, LoadConfigError, RequestPace
+from sluice.load.run import Run, RunError, run_load
+from sluice.load.shares import Share, shares_of
+from sluice.load.workload import arrival_offsets
 from tests.load.scripted_server import Script, Wire, good_stream, load_config, run_against, serving
 
 

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from load.__main__ import command
+from sluice.load.__main__ import command
 
 TO = "--url http://127.0.0.1:1 --quiet"
 REFUSED = {

@@ -3,8 +3,8 @@ import io
 
 from rich.console import Console
 
-from load.report import show_progress
-from load.stream import LiveCounts
+from sluice.load.report import show_progress
+from sluice.load.stream import LiveCounts
 
 
 class FirstWrite(io.StringIO):

@@ -9,15 +9,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from load.chaos import resuming
-from load.chaos.fleet import Fleet, Gateway, Interval
-from load.chaos.outcomes import Outcome, Verdict
-from load.chaos.processes import Program
-from load.chaos.questions import Kind, Question
-from load.chaos.resuming import Resumption
-from load.config import ApiKind
+from sluice.load.chaos import resuming
+from sluice.load.chaos.fleet import FaultSpan, Fleet, Gateway
+from sluice.load.chaos.outcomes import Outcome, OutcomeVerdict
+from sluice.load.chaos.processes import Program
+from sluice.load.chaos.questions import Question, QuestionKind
+from sluice.load.chaos.resuming import Resumption
+from sluice.load.config import ApiKind
 
-QUESTION = Question(Kind(ApiKind.CHAT), 0, "Hi", 4)
+QUESTION = Question(QuestionKind(ApiKind.CHAT), 0, "Hi", 4)
 TEXTS = [f"{number} " for number in range(200)]
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -34,13 +34,13 @@ def keep_stream(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, headers={"x-sluice-stream": "s"}, content=body)
 
 
-async def read(handler: Handler, expected: str = "".join(TEXTS), *, is_cut: bool = False) -> Verdict:
+async def read(handler: Handler, expected: str = "".join(TEXTS), *, is_cut: bool = False) -> OutcomeVerdict:
     async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as client:
         gateways = [Gateway(Program(name, (), Path("log")), 1, 2, 3) for name in ("near", "far")]
         fleet = Fleet(Path(), gateways, [], None, None, {}, client)
         if is_cut:
             for each in gateways:
-                each.cuts.append(Interval(time.time()))
+                each.cuts.append(FaultSpan(time.time()))
         return await Resumption(fleet, QUESTION, random.Random(3)).read(expected)
 
 
@@ -57,7 +57,7 @@ async def test_a_stream_over_many_connections_is_whole() -> None:
         answer = keep_stream(request)
         return httpx.Response(200, headers=answer.headers, content=answer.content[:130])
 
-    assert await read(cut_after_three) == Verdict(Outcome.COMPLETED)
+    assert await read(cut_after_three) == OutcomeVerdict(Outcome.COMPLETED)
     assert asked[0] == "POST"
     assert set(asked[1:]) == {"GET"}
 

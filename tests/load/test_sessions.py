@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from load.config import ApiKind, LoadConfigError, SecondsRange, TurnRange, Workload
-from load.run import Run, run_load
+from sluice.load.config import ApiKind, LoadConfigError, SecondsRange, TurnRange, Workload
+from sluice.load.run import Run, run_load
 from tests.load.scripted_server import ManualClock, Script, Wire, load_config, serving
 from tests.load.test_driver import EagerClock
 

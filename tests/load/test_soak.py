@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from load.chaos.__main__ import main
-from load.chaos.faults import FAULTS
+from sluice.load.chaos.__main__ import main
+from sluice.load.chaos.faults import FAULTS
 
 
 @pytest.mark.slow

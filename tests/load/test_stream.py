@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.config import ApiKind
-from load.splitters import EventSplitter
+from sluice.load.config import ApiKind
+from sluice.load.splitters import EventSplitter
 from tests.load.scripted_server import Script, Wire, good_stream, only_failure, run_against
 
 

@@ -2,9 +2,9 @@ from array import array
 
 import pytest
 
-from load.config import Slo
-from load.stream import Failure, FailureKind, PlannedRequest, RequestResult
-from load.summary import Distribution, meets_slo, summarize
+from sluice.load.config import Slo
+from sluice.load.stream import Failure, FailureKind, PlannedRequest, RequestResult
+from sluice.load.summary import Distribution, meets_slo, summarize
 
 
 def result(

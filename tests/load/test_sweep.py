@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from load import sweep
-from load.summary import Distribution
-from load.sweep import Point, pareto_front
+from sluice.load import sweep
+from sluice.load.summary import Distribution
+from sluice.load.sweep import Point, pareto_front
 from tests.load.scripted_server import Wire, command_against, good_stream, run_against
 
 

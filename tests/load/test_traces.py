@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from load.config import ApiKind, LoadConfigError, RequestPace, Workload
-from load.options import parser
-from load.run import run_load
-from load.settings import make_config
-from load.traces import TracedRequest, read_trace
-from load.workload import due_requests, planned_requests, prompt_source
+from sluice.load.config import ApiKind, LoadConfigError, RequestPace, Workload
+from sluice.load.options import parser
+from sluice.load.run import run_load
+from sluice.load.settings import make_config
+from sluice.load.traces import ReplayedRequest, read_trace
+from sluice.load.workload import due_requests, planned_requests, prompt_source
 from tests.load.scripted_server import good_stream, load_config, serving
 from tests.load.test_driver import EagerClock
 
@@ -49,17 +49,17 @@ def written(folder: Path, text: str) -> Path:
         (
             MOONCAKE,
             [
-                TracedRequest(0.0, 1100, 6, ((7, 512), (9, 512), (10, 76))),
-                TracedRequest(3.0, 1000, 5, ((7, 512), (8, 488))),
+                ReplayedRequest(0.0, 1100, 6, ((7, 512), (9, 512), (10, 76))),
+                ReplayedRequest(3.0, 1000, 5, ((7, 512), (8, 488))),
             ],
         ),
-        (BURSTGPT, [TracedRequest(0.0, 472, 18), TracedRequest(40.0, 1087, 230)]),
-        (AZURE, [TracedRequest(0.0, 374, 44), TracedRequest(3.5, 396, 109)]),
-        (json.dumps(SHAREGPT), [TracedRequest(None, 6, 2, text="Why is the sky blue?")]),
+        (BURSTGPT, [ReplayedRequest(0.0, 472, 18), ReplayedRequest(40.0, 1087, 230)]),
+        (AZURE, [ReplayedRequest(0.0, 374, 44), ReplayedRequest(3.5, 396, 109)]),
+        (json.dumps(SHAREGPT), [ReplayedRequest(None, 6, 2, text="Why is the sky blue?")]),
     ],
     ids=["mooncake", "burstgpt", "azure", "sharegpt"],
 )
-def test_the_content_tells_the_format(tmp_path: Path, text: str, requests: list[TracedRequest]) -> None:
+def test_the_content_tells_the_format(tmp_path: Path, text: str, requests: list[ReplayedRequest]) -> None:
     for read, expected in zip(read_trace(written(tmp_path, text)), requests, strict=True):
         assert read.at_s == pytest.approx(expected.at_s)
         assert (read.prompt_tokens, read.output_tokens) == (expected.prompt_tokens, expected.output_tokens)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from load.run import Run, run_load
-from load.watch.energy import EnergyWatch, MeterError, RaplMeter
-from load.watch.metrics_page import dialect_of, read_page
-from load.watch.watcher import AUTO
+from sluice.load.run import Run, run_load
+from sluice.load.watch.energy import EnergyWatch, MeterError, RaplMeter
+from sluice.load.watch.metrics_page import dialect_of, read_page
+from sluice.load.watch.watcher import AUTO
 from tests.load.scripted_server import Wire, good_stream, load_config, run_against, serving
 from tests.server_process import MODEL, ServerProcess
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from load.config import ApiKind, Arrival, LoadConfigError, RequestPace, TokenRange, Workload
-from load.stream import PlannedRequest
-from load.workload import (
+from sluice.load.config import ApiKind, Arrival, LoadConfigError, RequestPace, TokenRange, Workload
+from sluice.load.stream import PlannedRequest
+from sluice.load.workload import (
     REQUEST_STREAM,
     WARMUP_STREAM,
     ApproximateWords,

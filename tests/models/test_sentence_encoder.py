@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import pytest
 
-from serving.model import Model, infer_one
-from serving.repository.repository import ModelRepository
-from serving.request import InferRequest
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.model import Model, infer_one
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests import paths
 from tests.paths import MODELS
 from tests.pipelines.rag.bundled import copy_models, serving

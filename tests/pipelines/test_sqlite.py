@@ -5,7 +5,7 @@ from pathlib import Path
 
 import apsw
 
-from pipelines.sqlite.connections import FileConnections, FileLimits, Schema
+from sluice.pipelines.sqlite.connections import FileConnections, FileLimits, Schema
 
 SCHEMA = Schema(0x51, ("CREATE TABLE numbers (number INTEGER)",))
 

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from cli.fleet.membership import read_members
-from engine.fleet.membership.file import EngineEntry
+from sluice.cli.fleet.membership import read_members
+from sluice.engine.fleet.membership.file import EngineEntry
 from tests.paths import MODELS
 from tests.server_process import running_command
 from tests.waiting import wait_until
@@ -58,26 +58,26 @@ class Fleet:
         self._is_up = False
 
     def up(self, replicas: int, **fields: Any) -> None:
-        from cli.fleet import session
+        from sluice.cli.fleet import session
 
         spec = {"name": NAME, "command": (str(STAND_IN),), "replicas": replicas, "cpus_per_replica": 1.0}
         session.up({**spec, "members_file": str(self.members_file), **fields})
         self._is_up = True
 
     def end(self, timeout_s: float = 0.0) -> None:
-        from cli.fleet import session
+        from sluice.cli.fleet import session
 
         if self._is_up:
             session.down(NAME, timeout_s)
         self._is_up = False
 
     def report(self) -> Any:
-        from cli.fleet import session
+        from sluice.cli.fleet import session
 
         return session.report(NAME)
 
     def scale(self, replicas: int) -> None:
-        from cli.fleet import session
+        from sluice.cli.fleet import session
 
         session.scale(NAME, replicas)
 
@@ -183,7 +183,7 @@ def test_scaling_in_lets_a_stream_end(fleet: Fleet) -> None:
 def test_a_controller_that_is_killed_goes_on_with_the_same_engines(fleet: Fleet) -> None:
     import ray
 
-    from cli.fleet.controller import find_controller
+    from sluice.cli.fleet.controller import find_controller
 
     fleet.up(1)
     before = fleet.wait_members(1)
@@ -197,8 +197,8 @@ def test_a_controller_that_is_killed_goes_on_with_the_same_engines(fleet: Fleet)
 def test_the_command_finds_a_fleet_and_says_where_there_is_none(
     fleet: Fleet, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from cli.fleet import session
-    from cli.fleet.command import command
+    from sluice.cli.fleet import session
+    from sluice.cli.fleet.command import command
 
     address = f"--ray={fleet.cluster.address}"
     assert command(["status", address, "--name=nothing"]) == 1
@@ -208,7 +208,7 @@ def test_the_command_finds_a_fleet_and_says_where_there_is_none(
     wait_until(lambda: command(["status", address, f"--name={NAME}"]) == 0)
     shown = capsys.readouterr().out
     assert f"{NAME}-0" in shown and "ready" in shown
-    with pytest.raises(session.FleetError, match="runs already"):
+    with pytest.raises(session.FleetSessionError, match="runs already"):
         fleet.up(1)
 
 
@@ -219,7 +219,7 @@ def test_the_stand_in_is_what_runs(fleet: Fleet) -> None:
 
 
 def test_a_gateway_answers_by_real_engines_and_goes_on_when_one_is_killed(fleet: Fleet, tmp_path: Path) -> None:
-    from cli.fleet.command import _parse, engine_command
+    from sluice.cli.fleet.command import _parse, engine_command
 
     node = fleet.cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
     model = str(MODELS / "rill" / "1")

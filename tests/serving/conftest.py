@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the machine count no GPU, like the one that the reference was recorded on."""
-    monkeypatch.setattr("serving.config.completion.num_gpus", lambda: 0)
+    monkeypatch.setattr("sluice.serving.config.completion.num_gpus", lambda: 0)
 
 
 @pytest.fixture

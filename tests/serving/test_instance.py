@@ -8,8 +8,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving import instance
-from serving.instance import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.serving import instance
+from sluice.serving.instance import (
     HostPolicy,
     Placement,
     Resource,
@@ -18,7 +19,6 @@ from serving.instance import (
     parse_host_policies,
     place_instances,
 )
-from sluice.errors import ErrorCode, SluiceError
 
 
 def places(text: str, num_gpus: int = 0) -> list[Placement]:

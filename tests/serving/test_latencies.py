@@ -4,14 +4,14 @@ from math import inf, isnan
 import numpy as np
 import pytest
 
-from serving.latencies import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.latencies import (
     FIRST_RESPONSE_BUCKETS_MS,
     FIRST_RESPONSE_FAMILY,
     Histogram,
     SlidingSketch,
     read_first_response_buckets,
 )
-from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import config_of
 
 SECOND_NS = 1_000_000_000

@@ -8,12 +8,12 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.request import InferRequest
-from serving.request_check import check_request
-from serving.spec import ModelSpec, build_spec
-from serving.tensors.datatypes import DATA_TYPES
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.request import InferRequest
+from sluice.serving.request_check import check_request
+from sluice.serving.spec import ModelSpec, build_spec
+from sluice.serving.tensors.datatypes import DATA_TYPES
+from sluice.serving.tensors.tensor import Tensor
 
 NOTE = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be prepended to each "

@@ -5,15 +5,15 @@ from time import time
 import numpy as np
 import pytest
 
-from serving.backends.python.backend import PythonModel
-from serving.batching.scheduled_model import ScheduledModel
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferResponse
-from serving.spec import ModelSource, build_spec
-from serving.statistics import FailureReason, InferStatistics, ModelStatistics
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.python.backend import PythonModel
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferResponse
+from sluice.serving.spec import ModelSource, build_spec
+from sluice.serving.statistics import FailureReason, InferStatistics, ModelStatistics
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.batching.parts import (
     AtOnceInstance,
     Client,

@@ -9,12 +9,12 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import build_spec
-from serving.task_model import RequestTasks, count_queued, gather_all
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import build_spec
+from sluice.serving.task_model import RequestTasks, count_queued, gather_all
 from tests.waiting import PATIENCE_S
 
 CONFIG = text_format.Parse('name: "m" backend: "test"', ModelConfig())

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.backend import BackendContext
-from serving.model import infer_one
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest
-from serving.tensors.tensor import Tensor
+from sluice.serving.backend import BackendContext
+from sluice.serving.model import infer_one
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Tensor
 from tests import paths
 
 PACKAGE = paths.DATA / "third_party_backend"
@@ -109,7 +109,7 @@ def test_a_check_has_its_findings(tmp_path: Path, site: Path, monkeypatch: pytes
     write_model(tmp_path, "doubles")
     write_model(tmp_path, "broken", '{"factor": "x"}')
     write_model(tmp_path, "noted", config=f"{layout}\n{ignored}\ninstance_group [ {{ count: 100000 }} ]")
-    command = [sys.executable, "-m", "cli", "repository", "check", "--json", str(tmp_path)]
+    command = [sys.executable, "-m", "sluice.cli", "repository", "check", "--json", str(tmp_path)]
     monkeypatch.setenv("PYTHONPATH", str(site))
     done = subprocess.run(command, cwd=paths.ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1, done.stderr

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.telemetry.log_ring import LogLine, LogRing
-from gateway.telemetry.log_socket import MAX_LINE_BYTES, LogSocket
+from sluice.gateway.telemetry.log_ring import LogLine, LogRing
+from sluice.gateway.telemetry.log_socket import MAX_LINE_BYTES, LogSocket
 from sluice.log_relay import MAX_MESSAGE_CHARS, LogRelay, ProcessLog, about, relay_own_logs
 from sluice.log_repeats import MOST
 from tests.waiting import PATIENCE_S, until
@@ -33,7 +33,7 @@ async def wait_for(ring: LogRing, count: int) -> list[LogLine]:
 
 
 def warning(message: str, **more: object) -> logging.LogRecord:
-    named = {"name": "engine.loop", "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
+    named = {"name": "sluice.engine.loop", "levelno": logging.WARNING, "levelname": "WARNING", "msg": message}
     return logging.makeLogRecord({**named, **more})
 
 
@@ -46,7 +46,9 @@ async def test_lines_arrive_as_they_were_logged_without_secrets() -> None:
         first, second, third = await wait_for(ring, 3)
         relay.close()
     shown = "the key is Bearer [redacted]\nand ends"
-    assert first == LogLine(12.5, "WARNING", "engine.loop", "-", shown, "engine-7"), "its own name stands for none"
+    assert first == LogLine(12.5, "WARNING", "sluice.engine.loop", "-", shown, "engine-7"), (
+        "its own name stands for none"
+    )
     assert (second.request_id, second.message) == ("chatcmpl-1", "failed")
     assert third.message == "é" * MAX_MESSAGE_CHARS + " ..."
 

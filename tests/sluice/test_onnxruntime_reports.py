@@ -50,7 +50,7 @@ def test_it_would_report_and_ones_own_setting_wins(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_reports_nothing_in_our_processes(tmp_path: Path) -> None:
-    assert not left_files(tmp_path / "home", "-c", after("serving.backends.onnxruntime.backend"))
+    assert not left_files(tmp_path / "home", "-c", after("sluice.serving.backends.onnxruntime.backend"))
 
 
 @pytest.mark.slow
@@ -58,5 +58,5 @@ def test_it_reports_nothing_from_models_that_a_command_loads(tmp_path: Path) -> 
     shutil.copytree(SENTENCE_ENCODER, tmp_path / "models" / "sentence_encoder")
     (tmp_path / "models" / "own" / "1").mkdir(parents=True)
     (tmp_path / "models" / "own" / "1" / "model.py").write_text(MODEL)
-    check = ("-m", "cli", "repository", "check", "--load", str(tmp_path / "models"))
+    check = ("-m", "sluice.cli", "repository", "check", "--load", str(tmp_path / "models"))
     assert not {"deviceid", "onnxruntime.db", ".ses"} & left_files(tmp_path / "home", *check)

@@ -27,7 +27,7 @@ def run(program: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "room", ["engine.runners.openvino", "serving.backends.openvino", "serving.backends.tensorflow"]
+    "room", ["sluice.engine.runners.openvino", "sluice.serving.backends.openvino", "sluice.serving.backends.tensorflow"]
 )
 def test_nothing_that_reports_is_imported(room: str) -> None:
     assert "openvino_telemetry" in run(LIST), "OpenVINO reports no more: sluice/openvino_import.py has no purpose"
@@ -37,5 +37,5 @@ def test_nothing_that_reports_is_imported(room: str) -> None:
 @pytest.mark.slow
 def test_the_converter_comes_when_it_is_called() -> None:
     expected = ["openvino.tools.ovc.error"] * 2
-    assert run(f"import engine.runners.openvino\n{CONVERT}") == expected
-    assert run(f"import openvino, engine.runners.openvino\n{CONVERT}") == expected
+    assert run(f"import sluice.engine.runners.openvino\n{CONVERT}") == expected
+    assert run(f"import openvino, sluice.engine.runners.openvino\n{CONVERT}") == expected

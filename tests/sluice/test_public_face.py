@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 
 import sluice
-from engine.config import EngineConfig
+from sluice.engine.config import EngineConfig
 from tests.paths import ROOT
 
 IMPORTED = """

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from engine.client.process import EngineProcess
-from engine.delegated.process import run
-from engine.delegated.tensorrt_llm.llm import load_llm
+from sluice.engine.client.process import EngineProcess
+from sluice.engine.delegated.process import run
+from sluice.engine.delegated.tensorrt_llm.llm import load_llm
 from tests.stand_ins.versions import STAND_INS
 from tests.waiting import until
 
-_MODULE = "engine.delegated.tensorrt_llm.process"
+_MODULE = "sluice.engine.delegated.tensorrt_llm.process"
 _NUM_ARGUMENTS = 4
 _STDERR = 2
 _FORKS = get_context("forkserver")

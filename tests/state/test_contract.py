@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.access.identity import NO_LIMITS, Identity, QuotaLimits
-from gateway.access.keys import make_key, revoke_key, update_key
-from gateway.access.store import KeyStore, open_keys
-from gateway.http.openai.responses.records import ABSENT, RecordKey, RecordStore, SqliteRecords, StoreLimits
-from gateway.http.openai.responses.redis_records import RedisRecords
-from gateway.ledger.opening import open_ledger
-from gateway.ledger.store import LedgerStore
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import NO_LIMITS, Identity, QuotaLimits
+from sluice.gateway.access.keys import make_key, revoke_key, update_key
+from sluice.gateway.access.store import KeyStore, open_keys
+from sluice.gateway.http.openai.responses.records import ABSENT, RecordKey, RecordStore, SqliteRecords, StoreLimits
+from sluice.gateway.http.openai.responses.redis_records import RedisRecords
+from sluice.gateway.ledger.opening import open_ledger
+from sluice.gateway.ledger.store import LedgerStore
 from tests.gateway.ledger.test_stores import batch, read_all, row
 from tests.serving.caching.parts import RedisServer
 from tests.waiting import until

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import TypeAdapter
 
-from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.configuration import catalogue
-from engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, ENGINES
-from engine.delegated.tensorrt_llm.configuration.classes import classes_at, tag_of
-from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
-from engine.delegated.tensorrt_llm.folder import LlmFolder, read_folder
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, load_library
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.tensorrt_llm.configuration import catalogue
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, ENGINES
+from sluice.engine.delegated.tensorrt_llm.configuration.classes import classes_at, tag_of
+from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder, read_folder
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, load_library
 from sluice.errors import SluiceError
 from tests.stand_ins.model_folders import make_checkpoint
 from tests.tensorrt_llm_qa.loading import Checkout, Report, explain

@@ -11,15 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.delegated.interface import EngineLost
-from engine.delegated.tensorrt_llm.llm import TensorRtLlm
-from engine.delegated.tensorrt_llm.responses import classify
-from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
-from engine.delegated.tensorrt_llm.sampling import sampling_params
-from engine.sampling_fields import SAMPLING_FIELDS, FieldKind
-from engine.types import FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams
-from engine.validation import check_sampling
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.interface import EngineLost
+from sluice.engine.delegated.tensorrt_llm.llm import TensorRtLlm
+from sluice.engine.delegated.tensorrt_llm.responses import classify
+from sluice.engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
+from sluice.engine.delegated.tensorrt_llm.sampling import sampling_params
+from sluice.engine.sampling_fields import SAMPLING_FIELDS, FieldKind
+from sluice.engine.types import FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams
+from sluice.engine.validation import check_sampling
 from sluice.errors import ErrorCode, SluiceError
 from tests.tensorrt_llm_qa import bindings
 from tests.tensorrt_llm_qa.configuration import Surroundings

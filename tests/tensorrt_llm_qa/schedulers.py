@@ -13,8 +13,8 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import just
 
-from engine.delegated.sharing import BlockSharing
-from engine.delegated.tensorrt_llm.blocks import CREDITS_SINCE
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.tensorrt_llm.blocks import CREDITS_SINCE
 from tests.engine.scheduling.test_reference_traces import Planner, admitted
 from tests.stand_ins.gated_runs import GatedRun
 from tests.stand_ins.scheduler_traces import Simulation, Step, Workload, schedule_as_stand_in

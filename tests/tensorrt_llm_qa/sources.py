@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.delegated.tensorrt_llm.responses import classify
+from sluice.engine.delegated.tensorrt_llm.responses import classify
 from sluice.errors import ErrorCode
 from tests.paths import ROOT
 from tests.stand_ins.model_folders import make_checkpoint
@@ -130,7 +130,7 @@ def template_loads(checkout: Checkout, work: Path, *_: Any) -> Report:
     stand_in = "1.2.1" if release < (1, 3) else "1.3.0" if release < (1, 4) else "1.4.0"
     library = {"PYTHONPATH": f"{PYTHONPATH}:{ROOT}", "STAND_IN_VERSION": stand_in}
     done = subprocess.run(
-        [sys.executable, "-m", "cli", "repository", "check", "--load", "--json", str(repository)],
+        [sys.executable, "-m", "sluice.cli", "repository", "check", "--load", "--json", str(repository)],
         env={**os.environ, **library},  # noqa: TID251 - the command needs PATH and more
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.layers import PACKAGES, modules, names_in, statements
+from tests.layers import PACKAGES, folder_name, modules, names_in, statements
 from tests.paths import TESTS
 from tests.tools.structure import num_lines, repeated_classes
 
@@ -72,7 +72,7 @@ def _measure_code() -> dict[str, int]:
         classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
         protocols += sum(any(_name(base) == "Protocol" for base in node.bases) for node in classes)
         attributes += [len({*_attributes(node)}) for node in classes]
-        imports.append(len({*names_in(iter(nodes))} & modules().keys()))
+        imports.append(len({*map(folder_name, names_in(iter(nodes)))} & modules().keys()))
     return {
         "code.protocols": protocols,
         "code.attributes_of_the_largest_class": max(attributes),

@@ -2,7 +2,7 @@
 
 The peers' fields are in tests/data/api_fields.json: of OpenAI and Anthropic those of their Python packages' types
 (openai 3.54, anthropic 2.12), of vLLM those of its request classes (0.33). What Sluice does comes from the schemas of
-its routes and from `gateway.http.parsing.NEUTRAL_VALUES`.
+its routes and from `sluice.gateway.http.parsing.NEUTRAL_VALUES`.
 """
 
 import json
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
-from gateway.http.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
-from gateway.http.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from gateway.http.openai.embeddings import EmbeddingRequest
-from gateway.http.openai.responses.schemas import CreateResponseRequest
-from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest
-from gateway.http.openai.tokens import DetokenizeRequest, TokenizeRequest
-from gateway.http.parsing import NEUTRAL_VALUES
+from sluice.gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
+from sluice.gateway.http.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
+from sluice.gateway.http.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from sluice.gateway.http.openai.embeddings import EmbeddingRequest
+from sluice.gateway.http.openai.responses.schemas import CreateResponseRequest
+from sluice.gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest
+from sluice.gateway.http.openai.tokens import DetokenizeRequest, TokenizeRequest
+from sluice.gateway.http.parsing import NEUTRAL_VALUES
 from tests.paths import DATA
 from tests.tools.markdown import code, codes, plain, table
 

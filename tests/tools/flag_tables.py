@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from gateway.options.command_line import ACCEPTED_FLAGS
-from gateway.options.config import GROUPS, list_options
-from gateway.options.option import Option
+from sluice.gateway.options.command_line import ACCEPTED_FLAGS
+from sluice.gateway.options.config import GROUPS, list_options
+from sluice.gateway.options.option import Option
 from tests.tools.markdown import code, codes, plain, table
 
 

@@ -7,35 +7,35 @@ from typing import Any, cast
 
 from prometheus_client.core import Metric
 
-from gateway.batches.places import PlaceKeeper
-from gateway.batches.service import BatchCollector
-from gateway.batches.worker import BatchWorker
-from gateway.ledger.ledger import CallLedger
-from gateway.ledger.prices import PriceTable
-from gateway.ledger.store import LedgerStore
-from gateway.options.telemetry import MetricsSettings
-from gateway.quotas.account import Party
-from gateway.quotas.metrics import QuotaCollector
-from gateway.quotas.observer import QuotaObserver
-from gateway.quotas.store import MemoryQuotas
-from gateway.streams.metrics import COUNTERS, StreamCollector
-from gateway.streams.store import SharedStore, StreamLimits, StreamStore
-from gateway.telemetry import trt_llm
-from gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
-from gateway.telemetry.engine import EngineCollector, ServedModels
-from gateway.telemetry.event_loop import EventLoopMonitor
-from gateway.telemetry.machine import GpuProcess, GpuSample, process_memory
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.page import InferenceCollector
-from gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure
-from gateway.telemetry.routes import RouteCollector
-from gateway.workers.counts import worker_families
-from pipelines.answers.cache import AnswerCache, AnswerCounts
-from pipelines.routes.route import Route
-from pipelines.routes.settings import parse_routes
-from serving.caching.response_cache import LocalCache
-from serving.model import Model
-from serving.statistics import CacheUsage, ModelStatistics
+from sluice.gateway.batches.places import PlaceKeeper
+from sluice.gateway.batches.service import BatchCollector
+from sluice.gateway.batches.worker import BatchWorker
+from sluice.gateway.ledger.ledger import CallLedger
+from sluice.gateway.ledger.prices import PriceTable
+from sluice.gateway.ledger.store import LedgerStore
+from sluice.gateway.options.telemetry import MetricsSettings
+from sluice.gateway.quotas.account import Party
+from sluice.gateway.quotas.metrics import QuotaCollector
+from sluice.gateway.quotas.observer import QuotaObserver
+from sluice.gateway.quotas.store import MemoryQuotas
+from sluice.gateway.streams.metrics import COUNTERS, StreamCollector
+from sluice.gateway.streams.store import SharedStore, StreamLimits, StreamStore
+from sluice.gateway.telemetry import trt_llm
+from sluice.gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
+from sluice.gateway.telemetry.engine import EngineCollector, ServedModels
+from sluice.gateway.telemetry.event_loop import EventLoopMonitor
+from sluice.gateway.telemetry.machine import GpuProcess, GpuSample, process_memory
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.page import InferenceCollector
+from sluice.gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure
+from sluice.gateway.telemetry.routes import RouteCollector
+from sluice.gateway.workers.counts import worker_families
+from sluice.pipelines.answers.cache import AnswerCache, AnswerCounts
+from sluice.pipelines.routes.route import Route
+from sluice.pipelines.routes.settings import parse_routes
+from sluice.serving.caching.response_cache import LocalCache
+from sluice.serving.model import Model
+from sluice.serving.statistics import CacheUsage, ModelStatistics
 from tests.tools.markdown import code, codes, plain, table
 
 _LOCAL, _REMOTE = CacheUsage(1), CacheUsage(None)

@@ -27,7 +27,7 @@ SHARE = 0.9
 _PYTEST = (sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", "-m", "not long and not torch")
 _PASSED, _FAILED, _NOT_COLLECTED = range(3)
 _INIT = "engine/__init__.py"
-_HOME = "import subprocess, sys, engine; print(engine.__file__, flush=True)"
+_HOME = "import subprocess, sys, sluice.engine; print(sluice.engine.__file__, flush=True)"
 _HOMES = f"{_HOME}; subprocess.run([sys.executable, '-c', {_HOME!r}], check=True)"
 """Prints where the product lies that a process imports, and one that it starts."""
 
@@ -66,12 +66,12 @@ def read_faults(text: str) -> list[Fault]:
 def copy_tree(tree: Path) -> Path:
     """Copy the files that git tracks, and check that the copy is what its processes import."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
-    for file in filter(lambda each: (ROOT / each).is_file(), listed.stdout.rstrip("\0").split("\0")):
+    for file in filter(lambda each: (ROOT / each).exists(), listed.stdout.rstrip("\0").split("\0")):
         (tree / file).parent.mkdir(parents=True, exist_ok=True)
-        copy2(ROOT / file, tree / file)
+        copy2(ROOT / file, tree / file, follow_symlinks=False)
     command = [sys.executable, "-c", _HOMES]
     homes = subprocess.run(command, cwd="/", env=_environment(tree), check=True, capture_output=True, text=True)
-    assert homes.stdout.split() == [str(tree / _INIT)] * 2, homes
+    assert homes.stdout.split() == [str(tree / "sluice" / _INIT)] * 2, homes
     return tree
 
 

@@ -1,9 +1,9 @@
-"""Generates the table of docs/reference/sampling-fields.md from `engine.sampling_fields`."""
+"""Generates the table of docs/reference/sampling-fields.md from `sluice.engine.sampling_fields`."""
 
 from typing import Any
 
-from engine.runtimes import RUNTIMES
-from engine.sampling_fields import SAMPLING_FIELDS, FieldKind, SamplingField
+from sluice.engine.runtimes import RUNTIMES
+from sluice.engine.sampling_fields import SAMPLING_FIELDS, FieldKind, SamplingField
 from tests.tools.markdown import code, codes, plain, table
 
 _KINDS = {

@@ -1,9 +1,9 @@
 """Generates the tables of docs/tensorrt-llm.md from the tables of TensorRT-LLM's adapter."""
 
-from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
-from engine.delegated.tensorrt_llm.library import MINIMUM
-from engine.delegated.tensorrt_llm.samplers import ROWS, Effect, Row
-from engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
+from sluice.engine.delegated.tensorrt_llm.library import MINIMUM
+from sluice.engine.delegated.tensorrt_llm.samplers import ROWS, Effect, Row
+from sluice.engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
 from tests.tools.markdown import code, codes, table
 
 

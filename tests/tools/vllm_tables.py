@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from engine.delegated.vllm.settings import LEFT_OUT
+from sluice.engine.delegated.vllm.settings import LEFT_OUT
 from tests.tools.markdown import codes, table
 
 

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Callable
 from weakref import WeakSet
 
-from cli.__main__ import main
-from serving.batching.batcher import Batcher
-from serving.batching.sequences.batcher import SequenceBatcher
-from serving.batching.sequences.direct import DirectBatcher
-from serving.job import InferJob
+from sluice.cli.__main__ import main
+from sluice.serving.batching.batcher import Batcher
+from sluice.serving.batching.sequences.batcher import SequenceBatcher
+from sluice.serving.batching.sequences.direct import DirectBatcher
+from sluice.serving.job import InferJob
 
 _released: WeakSet[Batcher | DirectBatcher] = WeakSet()
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from tuning.trials import Trial
+from sluice.tuning.trials import Trial
 
 
 @dataclass

@@ -9,19 +9,19 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from load.config import ApiKind, Workload
+from sluice.load.config import ApiKind, Workload
+from sluice.tuning.command import command
+from sluice.tuning.comparison import judge
+from sluice.tuning.driving import CONCURRENCY, Drive
+from sluice.tuning.figures import FigureConstraint, Goal, Objective
+from sluice.tuning.language_model import EngineLimits, LanguageModelSubject
+from sluice.tuning.page import pareto_front, render_page
+from sluice.tuning.plan import TunePlan
+from sluice.tuning.report import print_report, result_document
+from sluice.tuning.run import Tuning
+from sluice.tuning.space import Dimension
+from sluice.tuning.trials import Stage, TrialStore
 from tests.tuning.repositories import write_classifier
-from tuning.command import command
-from tuning.comparison import judge
-from tuning.driving import CONCURRENCY, Drive
-from tuning.figures import FigureConstraint, Goal, Objective
-from tuning.language_model import EngineLimits, LanguageModelSubject
-from tuning.page import pareto_front, render_page
-from tuning.plan import TunePlan
-from tuning.report import print_report, result_document
-from tuning.run import Tuning
-from tuning.space import Dimension
-from tuning.trials import Stage, TrialStore
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,13 @@ def test_a_bad_option_is_named_with_what_to_write(
 def test_without_optuna_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("tuning.search", "tuning.run", "tuning.comparison", "tuning.decision", "tuning.simulated_search"):
+    for name in (
+        "sluice.tuning.search",
+        "sluice.tuning.run",
+        "sluice.tuning.comparison",
+        "sluice.tuning.decision",
+        "sluice.tuning.simulated_search",
+    ):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert command(["--out", str(tmp_path)]) == 1

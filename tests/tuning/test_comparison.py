@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from tuning.comparison import best_trials, judge, nearest_trial, run_rounds
-from tuning.errors import TrialFailedError
-from tuning.figures import FigureConstraint, Figures, Goal, Objective
-from tuning.space import Dimension, Point, SearchSpace
-from tuning.trials import Stage, Trial, TrialStore
+from sluice.tuning.comparison import best_trials, judge, nearest_trial, run_rounds
+from sluice.tuning.errors import TrialFailedError
+from sluice.tuning.figures import FigureConstraint, Figures, Goal, Objective
+from sluice.tuning.space import Dimension, Point, SearchSpace
+from sluice.tuning.trials import Stage, Trial, TrialStore
 
 SPACE = SearchSpace((Dimension("seqs", (8, 16), 16),), Dimension("concurrency", (1, 4, 16), 1))
 GOAL = Goal(Objective("tokens_per_s"), (FigureConstraint.parse("p99_ttft<=100"),))

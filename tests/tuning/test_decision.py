@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import cast
 
+from sluice.tuning.comparison import TuningVerdict
+from sluice.tuning.decision import TuningDecision
+from sluice.tuning.figures import FigureConstraint, Figures, Goal, Objective
+from sluice.tuning.space import Dimension, Point, SearchSpace
+from sluice.tuning.trials import Stage, TrialStore
 from tests.tuning.heard_steps import HeardSteps
-from tuning.comparison import TuningVerdict
-from tuning.decision import Decision
-from tuning.figures import FigureConstraint, Figures, Goal, Objective
-from tuning.space import Dimension, Point, SearchSpace
-from tuning.trials import Stage, TrialStore
 
 SPACE = SearchSpace((Dimension("seqs", (2, 4, 8, 16), 16),), Dimension("concurrency", (1, 4), 1))
 GOAL = Goal(Objective("tokens_per_s"), (FigureConstraint.parse("p99_ttft<=100"),))
@@ -35,7 +35,7 @@ async def decide(
         seqs = cast(int, point["seqs"])
         return {"tokens_per_s": SEARCHED[seqs][0], "p99_ttft": ttfts.get(seqs, 120.0)}
 
-    decision = Decision(GOAL, NUM_ROUNDS, SPACE, store, measure, steps)
+    decision = TuningDecision(GOAL, NUM_ROUNDS, SPACE, store, measure, steps)
     rounds, verdict = await decision.decide(trials)
     assert len(rounds) == NUM_ROUNDS
     numbers = [trial.round for trial in store.of(Stage.ROUND) if trial.point["seqs"] != 16]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from engine.simulation.fleet import FleetConfig, simulate
-from engine.simulation.profile import bundled_profile
-from engine.simulation.traces import TracedRequest
-from load.config import Slo
-from tuning.errors import TuneError
-from tuning.figures import FigureConstraint, Goal, Objective, figures_of_simulation, format_figure
+from sluice.engine.simulation.fleet import FleetConfig, simulate
+from sluice.engine.simulation.profile import bundled_profile
+from sluice.engine.simulation.traces import TracedRequest
+from sluice.load.config import Slo
+from sluice.tuning.errors import TuneError
+from sluice.tuning.figures import FigureConstraint, Goal, Objective, figures_of_simulation, format_figure
 
 
 @pytest.mark.parametrize(

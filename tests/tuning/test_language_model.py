@@ -7,14 +7,14 @@ import jsonschema
 import pytest
 import yaml
 
-from gateway.options.command_line import parse_flags
-from gateway.options.config import read_config
+from sluice.gateway.options.command_line import parse_flags
+from sluice.gateway.options.config import read_config
+from sluice.tuning.errors import TuneError
+from sluice.tuning.language_model import EngineLimits, LanguageModelSubject
+from sluice.tuning.space import Dimension, Value
 from tests.deploy.kubernetes.releases import needs_helm
 from tests.paths import ROOT
 from tests.tools.helm import render
-from tuning.errors import TuneError
-from tuning.language_model import EngineLimits, LanguageModelSubject
-from tuning.space import Dimension, Value
 
 LOAD = Dimension("concurrency", (1, 16), 1)
 LIMITS = EngineLimits("openvino", 64, 2048, 1024, 1000, 32)

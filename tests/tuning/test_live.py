@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from serving.config.pbtxt import read_pbtxt
+from sluice.serving.config.pbtxt import read_pbtxt
+from sluice.tuning.command import command
 from tests.paths import MODELS
 from tests.tuning.repositories import write_classifier, write_pipeline
-from tuning.command import command
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,7 +64,7 @@ def test_a_language_model_is_searched_in_the_simulator_and_checked_on_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One sequence at a time is worse than the defaults, so that there is nothing to compare in turns."""
-    monkeypatch.setattr("load.calibrate.NUM_ROUNDS", 1)
+    monkeypatch.setattr("sluice.load.calibrate.NUM_ROUNDS", 1)
     options = ("--concurrency", "1,4", "--prompt-tokens", "32", "--output-tokens", "16", "--search", "max-num-seqs=1")
     fixed = ("--", "--max-num-batched-tokens=512", "--kv-cache-memory=64M")
     result = tune(tmp_path / "out", str(MODELS / "rill"), *options, "--duration", "0.5", "--checks", "1", *fixed)

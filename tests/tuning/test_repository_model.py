@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from serving.config.pbtxt import read_pbtxt
+from sluice.serving.config.pbtxt import read_pbtxt
+from sluice.tuning.config_fields import TunedModel
+from sluice.tuning.errors import TuneError
+from sluice.tuning.repository_model import RepositoryModelSubject
+from sluice.tuning.space import Dimension, Point, Value
 from tests.tuning.repositories import write_classifier, write_pipeline
-from tuning.config_fields import TunedModel
-from tuning.errors import TuneError
-from tuning.repository_model import RepositoryModelSubject
-from tuning.space import Dimension, Point, Value
 
 LOAD = Dimension("concurrency", (16,), 16)
 BATCHER = "dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 500 priority_levels: 2 }\n"

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tuning.errors import TrialFailedError, TuneError
-from tuning.figures import FigureConstraint, Figures, Goal, Objective
-from tuning.search import SearchSettings, search
-from tuning.space import Dimension, Point, SearchSpace
-from tuning.trials import Stage, Trial, TrialStore
+from sluice.tuning.errors import TrialFailedError, TuneError
+from sluice.tuning.figures import FigureConstraint, Figures, Goal, Objective
+from sluice.tuning.search import SearchSettings, search
+from sluice.tuning.space import Dimension, Point, SearchSpace
+from sluice.tuning.trials import Stage, Trial, TrialStore
 
 SPACE = SearchSpace(
     (

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.simulation.profile import bundled_profile
-from load.config import ApiKind, TokenRange, Workload
+from sluice.engine.simulation.profile import bundled_profile
+from sluice.load.config import ApiKind, TokenRange, Workload
+from sluice.tuning.driving import CONCURRENCY, Drive
+from sluice.tuning.errors import TuneError
+from sluice.tuning.figures import FigureConstraint, Figures, Goal, Objective
+from sluice.tuning.language_model import EngineLimits, LanguageModelSubject
+from sluice.tuning.plan import TunePlan
+from sluice.tuning.scaling import CostScale, LoadFactor, read_scale, scale_of, simulation_gaps
+from sluice.tuning.simulated_search import SimulatedSearch
+from sluice.tuning.simulating import Simulator
+from sluice.tuning.space import Dimension, Point
+from sluice.tuning.trials import Stage, TrialStore
 from tests.tuning.heard_steps import HeardSteps
-from tuning.driving import CONCURRENCY, Drive
-from tuning.errors import TuneError
-from tuning.figures import FigureConstraint, Figures, Goal, Objective
-from tuning.language_model import EngineLimits, LanguageModelSubject
-from tuning.plan import TunePlan
-from tuning.scaling import CostScale, LoadFactor, read_scale, scale_of, simulation_gaps
-from tuning.simulated_search import SimulatedSearch
-from tuning.simulating import Simulator
-from tuning.space import Dimension, Point
-from tuning.trials import Stage, TrialStore
 
 LIMITS = EngineLimits("openvino", 64, 2048, 1024, 1092, 32)
 LOAD = Dimension(CONCURRENCY, (2, 16), 2)
@@ -27,8 +27,8 @@ SEARCHED = {"max-num-seqs": (4, 64), "max-num-batched-tokens": (512,)}
 @pytest.fixture(autouse=True)
 def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are short: a search needs no more of them here than to tell points apart."""
-    monkeypatch.setattr("tuning.simulating._LEAST_REQUESTS", 24)
-    monkeypatch.setattr("tuning.simulating._REQUESTS_OF_CLIENT", 2)
+    monkeypatch.setattr("sluice.tuning.simulating._LEAST_REQUESTS", 24)
+    monkeypatch.setattr("sluice.tuning.simulating._REQUESTS_OF_CLIENT", 2)
 
 
 @dataclass

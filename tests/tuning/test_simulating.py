@@ -6,15 +6,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.simulation.profile import bundled_profile
-from load.config import ApiKind, TokenRange, Workload
-from load.workload import planned_requests, prompt_source
-from tuning.driving import CONCURRENCY, REQUEST_RATE, Drive
-from tuning.errors import TrialFailedError, TuneError
-from tuning.language_model import EngineLimits, LanguageModelSubject
-from tuning.server import TrialServer
-from tuning.simulating import Numbers, Simulator
-from tuning.space import Dimension, Value
+from sluice.engine.simulation.profile import bundled_profile
+from sluice.load.config import ApiKind, TokenRange, Workload
+from sluice.load.workload import planned_requests, prompt_source
+from sluice.tuning.driving import CONCURRENCY, REQUEST_RATE, Drive
+from sluice.tuning.errors import TrialFailedError, TuneError
+from sluice.tuning.language_model import EngineLimits, LanguageModelSubject
+from sluice.tuning.server import TrialServer
+from sluice.tuning.simulating import Numbers, Simulator
+from sluice.tuning.space import Dimension, Value
 
 LIMITS = EngineLimits("openvino", 64, 2048, 1024, 1092, 32)
 WORKLOAD = Workload(TokenRange(40, 200), TokenRange(16, 64), seed=3, prefix_tokens=32, num_prefixes=3)

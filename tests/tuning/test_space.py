@@ -2,8 +2,8 @@
 
 import pytest
 
-from tuning.errors import TuneError
-from tuning.space import Dimension, SearchSpace, Value, describe, parse_search, parse_values, with_default
+from sluice.tuning.errors import TuneError
+from sluice.tuning.space import Dimension, SearchSpace, Value, describe, parse_search, parse_values, with_default
 
 SPACE = SearchSpace(
     (Dimension("seqs", (8, 16, 32), 16), Dimension("mode", ("a", "b"), "a")),

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.delegated.vllm.library import ENVIRONMENT
+from sluice.engine.delegated.vllm.library import ENVIRONMENT
 from tests.paths import MODELS, VLLM_PYTHON
 from tests.server_process import ServerProcess, running_command
 from tests.vllm.adapters import make_adapter

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.blocks import HashChain
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Runtime
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.blocks import HashChain
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.types import GenerateRequest, SamplingParams
 from tests.engine.client.test_attached import Mirror
 from tests.vllm.conftest import BLOCK_SIZE, PATIENCE_S, RILL
 

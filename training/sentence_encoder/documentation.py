@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Sequence
 
 from benchmarks.rag.corpus import bundled_models
-from gateway.documentation import VECTORS, ingest_documentation, load_vectors, save_vectors
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import DocumentLibrary, LibrarySettings, hash_text
-from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import Vector, Vectors
-from serving.backend import ModelLookup
+from sluice.gateway.documentation import VECTORS, ingest_documentation, load_vectors, save_vectors
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings, hash_text
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.pipelines.rag.types import Vector, Vectors
+from sluice.serving.backend import ModelLookup
 
 ENCODER = "query_encoder"
 _SAME_COSINE = 0.999

@@ -14,10 +14,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from engine.delegated.tensorrt_llm.configuration.arguments import ArgumentSet, Resolution
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
-from engine.model_folder import read_json
+from sluice.engine.delegated.tensorrt_llm.configuration.arguments import ArgumentSet, Resolution
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
+from sluice.engine.model_folder import read_json
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.files import files_digest
 
@@ -224,8 +224,8 @@ def read_facts(name: str, path: str, names: Mapping[str, str], model: LlmFolder)
 
 def _read_facts(folder: Path, names: Mapping[str, str], model: LlmFolder) -> tuple[int, frozenset[str]]:
     # It needs safetensors, which comes with TensorRT-LLM, and a start without adapters does not.
-    from engine.models.weights.lora import CONFIG_FILE, find_weights, read_config
-    from engine.models.weights.mapped import map_tensors
+    from sluice.engine.models.weights.lora import CONFIG_FILE, find_weights, read_config
+    from sluice.engine.models.weights.mapped import map_tensors
 
     config, path = read_config(folder / CONFIG_FILE), find_weights(folder)
     for field in ("r", "lora_alpha"):

@@ -2,11 +2,11 @@
 
 from packaging.version import Version
 
-from engine.blocks import blocks_for
-from engine.delegated.sharing import BlockSharing
-from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
-from engine.statistics import IterationStats
-from engine.types import GenerateRequest
+from sluice.engine.blocks import blocks_for
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
+from sluice.engine.statistics import IterationStats
+from sluice.engine.types import GenerateRequest
 
 CREDITS_SINCE = Version("1.3.0rc5")
 """From here on the blocks that others hold are not reserved for a request that is to begin (pulls 11490, 11637)."""

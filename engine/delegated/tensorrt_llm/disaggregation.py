@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.config import EngineRole
-from engine.delegated.interface import ResponseDelta
-from engine.delegated.tensorrt_llm.configuration.arguments import Resolution
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names
-from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, classify
-from engine.delegated.watchdog import stall_timeout_s
-from engine.kv_tiers.identity import content_digest
-from engine.statistics import HandoverStats
-from engine.types import EventDetail, FinishReason, GenerateRequest
+from sluice.engine.config import EngineRole
+from sluice.engine.delegated.interface import ResponseDelta
+from sluice.engine.delegated.tensorrt_llm.configuration.arguments import Resolution
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names
+from sluice.engine.delegated.tensorrt_llm.responses import LlmRequestHandle, classify
+from sluice.engine.delegated.watchdog import stall_timeout_s
+from sluice.engine.kv_tiers.identity import content_digest
+from sluice.engine.statistics import HandoverStats
+from sluice.engine.types import EventDetail, FinishReason, GenerateRequest
 from sluice.errors import invalid
 from sluice.log_relay import about
 
@@ -169,7 +169,7 @@ def _plain_logprobs(entry: Any) -> Any:
 
 
 class ContextHandle(LlmRequestHandle):
-    """A request for another engine, as `engine.delegated.interface.RequestHandle`."""
+    """A request for another engine, as `sluice.engine.delegated.interface.RequestHandle`."""
 
     def __init__(self, *of_output: Any, asked: Any) -> None:
         """`asked` are the `DisaggregatedParams` that the request was given."""
@@ -189,8 +189,8 @@ class ContextHandle(LlmRequestHandle):
 
 
 class GenerationHandle:
-    """A request from another engine, as `engine.delegated.interface.RequestHandle`. Where its blocks do not come, it
-    begins anew, which no client can tell: it has brought nothing."""
+    """A request from another engine, as `sluice.engine.delegated.interface.RequestHandle`. Where its blocks do not
+    come, it begins anew, which no client can tell: it has brought nothing."""
 
     def __init__(
         self,

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from engine.delegated.cached_prefixes import CachedPrefixes, Told
-from engine.delegated.kv_events import EventSubscriber, PublishedEvents
-from engine.delegated.tensorrt_llm.statistics import follow, part_of
+from sluice.engine.delegated.cached_prefixes import CachedPrefixes, Told
+from sluice.engine.delegated.kv_events import EventSubscriber, PublishedEvents
+from sluice.engine.delegated.tensorrt_llm.statistics import follow, part_of
 from sluice.errors import invalid
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.model_folder import ModelFormat, model_format, read_json
+from sluice.engine.model_folder import ModelFormat, model_format, read_json
 from sluice.errors import invalid
 
 Fields = Mapping[str, Any]

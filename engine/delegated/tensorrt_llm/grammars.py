@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from engine.guidance.gbnf import is_gbnf, to_lark
-from engine.guidance.schema import parse_schema
-from engine.guidance.translate import MAX_BYTES, choice_in_lark, parse_choices, translate
-from engine.types import Grammar, GrammarKind
+from sluice.engine.guidance.gbnf import is_gbnf, to_lark
+from sluice.engine.guidance.schema import parse_schema
+from sluice.engine.guidance.translate import MAX_BYTES, choice_in_lark, parse_choices, translate
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import invalid
 
 XGRAMMAR = "xgrammar"

@@ -19,10 +19,10 @@ from functools import partial
 from io import BytesIO
 from typing import Any, NamedTuple
 
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
-from engine.model_folder import ModelFormat, read_json
-from engine.types import GenerateRequest
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
+from sluice.engine.model_folder import ModelFormat, read_json
+from sluice.engine.types import GenerateRequest
 from sluice.errors import invalid
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from packaging.version import InvalidVersion, Version
 
-from engine.model_folder import ModelFormat
+from sluice.engine.model_folder import ModelFormat
 from sluice.errors import ErrorCode, SluiceError
 
 MINIMUM = Version("1.2")

@@ -11,40 +11,40 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from engine.blocks import HashChain
-from engine.config import EngineConfig, EngineRole, SchedulerPolicy
-from engine.delegated.abilities import ExpandedPrompt
-from engine.delegated.cached_prefixes import CachedPrefixes
-from engine.delegated.interface import EngineLost, RequestHandle, StatisticsListener
-from engine.delegated.sharing import BlockSharing
-from engine.delegated.tensorrt_llm.adapters import Adapters, find_room
-from engine.delegated.tensorrt_llm.blocks import BlockRules
-from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
-from engine.delegated.tensorrt_llm.disaggregation import (
+from sluice.engine.blocks import HashChain
+from sluice.engine.config import EngineConfig, EngineRole, SchedulerPolicy
+from sluice.engine.delegated.abilities import ExpandedPrompt
+from sluice.engine.delegated.cached_prefixes import CachedPrefixes
+from sluice.engine.delegated.interface import EngineLost, RequestHandle, StatisticsListener
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.tensorrt_llm.adapters import Adapters, find_room
+from sluice.engine.delegated.tensorrt_llm.blocks import BlockRules
+from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
+from sluice.engine.delegated.tensorrt_llm.disaggregation import (
     ContextHandle,
     Disaggregation,
     GenerationHandle,
     PendingBlocks,
     block_identity,
 )
-from engine.delegated.tensorrt_llm.events import check_events, follow_events, has_events
-from engine.delegated.tensorrt_llm.folder import LlmFolder, read_folder
-from engine.delegated.tensorrt_llm.grammars import grammar_kinds
-from engine.delegated.tensorrt_llm.images import ImagePrompts, Processed
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, load_library
-from engine.delegated.tensorrt_llm.loaded import LoadedLlm, worker_loss
-from engine.delegated.tensorrt_llm.pooling import TensorRtEncoder
-from engine.delegated.tensorrt_llm.priority import RequestPlace
-from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, refused_arguments
-from engine.delegated.tensorrt_llm.samplers import SamplerKind
-from engine.delegated.tensorrt_llm.sampling import budget_refusal, sampling_params
-from engine.delegated.tensorrt_llm.sleeping import Sleeper
-from engine.delegated.tensorrt_llm.statistics import IterationReader, first_iteration, follow
-from engine.delegated.tensorrt_llm.two_parts import TwoPartHandle, first_part
-from engine.delegated.watchdog import ONE_TOKEN, stall_timeout_s, warm_up
-from engine.frames import SleepMode
-from engine.statistics import HandoverStats, IterationStats
-from engine.types import EngineInfo, GenerateRequest
+from sluice.engine.delegated.tensorrt_llm.events import check_events, follow_events, has_events
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder, read_folder
+from sluice.engine.delegated.tensorrt_llm.grammars import grammar_kinds
+from sluice.engine.delegated.tensorrt_llm.images import ImagePrompts, Processed
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, load_library
+from sluice.engine.delegated.tensorrt_llm.loaded import LoadedLlm, worker_loss
+from sluice.engine.delegated.tensorrt_llm.pooling import TensorRtEncoder
+from sluice.engine.delegated.tensorrt_llm.priority import RequestPlace
+from sluice.engine.delegated.tensorrt_llm.responses import LlmRequestHandle, refused_arguments
+from sluice.engine.delegated.tensorrt_llm.samplers import SamplerKind
+from sluice.engine.delegated.tensorrt_llm.sampling import budget_refusal, sampling_params
+from sluice.engine.delegated.tensorrt_llm.sleeping import Sleeper
+from sluice.engine.delegated.tensorrt_llm.statistics import IterationReader, first_iteration, follow
+from sluice.engine.delegated.tensorrt_llm.two_parts import TwoPartHandle, first_part
+from sluice.engine.delegated.watchdog import ONE_TOKEN, stall_timeout_s, warm_up
+from sluice.engine.frames import SleepMode
+from sluice.engine.statistics import HandoverStats, IterationStats
+from sluice.engine.types import EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -98,8 +98,8 @@ class PreparedCall:
 
 
 class TensorRtLlm(LoadedLlm):
-    """Implements the protocols of `engine.delegated.interface`, and `ImageRuntime`. `submit` needs a running event
-    loop; the responses are read on it too."""
+    """Implements the protocols of `sluice.engine.delegated.interface`, and `ImageRuntime`. `submit` needs a running
+    event loop; the responses are read on it too."""
 
     def __init__(
         self,

@@ -3,15 +3,15 @@
 import logging
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.delegated.cached_prefixes import CachedPrefixes
-from engine.delegated.interface import RuntimeFailure
-from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
-from engine.delegated.tensorrt_llm.responses import classify
-from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
-from engine.types import EngineInfo
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.cached_prefixes import CachedPrefixes
+from sluice.engine.delegated.interface import RuntimeFailure
+from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
+from sluice.engine.delegated.tensorrt_llm.responses import classify
+from sluice.engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
+from sluice.engine.types import EngineInfo
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from engine.arrays import FloatArray
-from engine.blocks import HashChain
-from engine.config import Task
-from engine.delegated.interface import EngineLost, ResponseDelta, StatisticsListener
-from engine.delegated.sharing import BlockSharing
-from engine.delegated.tensorrt_llm.configuration.encoding import Encoder
-from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
-from engine.delegated.tensorrt_llm.library import int_tensor
-from engine.delegated.tensorrt_llm.loaded import LoadedLlm
-from engine.delegated.watchdog import stall_timeout_s, warm_up
-from engine.statistics import IterationStats
-from engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest
+from sluice.engine.arrays import FloatArray
+from sluice.engine.blocks import HashChain
+from sluice.engine.config import Task
+from sluice.engine.delegated.interface import EngineLost, ResponseDelta, StatisticsListener
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.tensorrt_llm.configuration.encoding import Encoder
+from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
+from sluice.engine.delegated.tensorrt_llm.library import int_tensor
+from sluice.engine.delegated.tensorrt_llm.loaded import LoadedLlm
+from sluice.engine.delegated.watchdog import stall_timeout_s, warm_up
+from sluice.engine.statistics import IterationStats
+from sluice.engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _LOST = re.compile(r"CUDA error|CUBLAS_STATUS|device-side assert|illegal memory 
 
 
 class EncodeHandle:
-    """A text that waits for its batch or is in it, as `engine.delegated.interface.RequestHandle`."""
+    """A text that waits for its batch or is in it, as `sluice.engine.delegated.interface.RequestHandle`."""
 
     def __init__(self, queue: "EncodeQueue", request: GenerateRequest, encoder: Encoder) -> None:
         self.request = request

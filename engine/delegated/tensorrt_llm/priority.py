@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
-from engine.types import GenerateRequest
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
+from sluice.engine.types import GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 _QUEUE = ("scheduler_config", "waiting_queue_policy")

@@ -10,8 +10,8 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from engine.delegated.interface import ResponseDelta, RuntimeFailure, internal_error
-from engine.types import EventDetail, FinishReason, GenerateRequest, TokenLogprob
+from sluice.engine.delegated.interface import ResponseDelta, RuntimeFailure, internal_error
+from sluice.engine.types import EventDetail, FinishReason, GenerateRequest, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "cancelled": FinishReason.CANCELLED}
@@ -19,7 +19,8 @@ _TIMED_OUT = "timeout"
 
 
 class LlmRequestHandle:
-    """A request in TensorRT-LLM, as `engine.delegated.interface.RequestHandle`. It reads with a cursor of its own."""
+    """A request in TensorRT-LLM, as `sluice.engine.delegated.interface.RequestHandle`. It reads with a cursor of its
+    own."""
 
     def __init__(
         self,

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.config import EngineConfig, Runtime, Task
-from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
-from engine.delegated.tensorrt_llm.folder import read_folder
-from engine.model_folder import ModelFormat
-from engine.runtime_spec import Appraisal, Fitness, RuntimeInstall, RuntimeSpec, StepSizes
-from engine.sampling_fields import OPTIONAL_FIELDS
+from sluice.engine.config import EngineConfig, Runtime, Task
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
+from sluice.engine.delegated.tensorrt_llm.folder import read_folder
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.runtime_spec import Appraisal, Fitness, RuntimeInstall, RuntimeSpec, StepSizes
+from sluice.engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import SluiceError
 
 
@@ -52,7 +52,7 @@ TENSORRT_LLM = RuntimeSpec(
     runtime=Runtime.TENSORRT_LLM,
     title="TensorRT-LLM",
     devices="NVIDIA GPUs",
-    process="engine.delegated.tensorrt_llm.process",
+    process="sluice.engine.delegated.tensorrt_llm.process",
     formats=frozenset({ModelFormat.HUGGINGFACE, ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE}),
     tasks_on_request=frozenset({Task.EMBED, Task.SCORE}),
     appraise=_appraise,

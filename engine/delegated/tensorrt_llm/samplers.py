@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from engine.types import SamplingParams
+from sluice.engine.types import SamplingParams
 from sluice.errors import invalid
 
 

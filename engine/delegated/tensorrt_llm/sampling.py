@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.grammars import guide
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, float_tensor
-from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
-from engine.types import GenerateRequest, SamplingParams, ThinkingBudget
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.grammars import guide
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, float_tensor
+from sluice.engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
+from sluice.engine.types import GenerateRequest, SamplingParams, ThinkingBudget
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 NO_END = -1

@@ -11,8 +11,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from engine.delegated.tensorrt_llm.configuration.arguments import Resolution
-from engine.frames import SleepMode
+from sluice.engine.delegated.tensorrt_llm.configuration.arguments import Resolution
+from sluice.engine.frames import SleepMode
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _CONFIG = "sleep_config"

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from engine.delegated.interface import Iteration
-from engine.statistics import IterationStats
+from sluice.engine.delegated.interface import Iteration
+from sluice.engine.statistics import IterationStats
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from engine.delegated.interface import ResponseDelta
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.responses import LlmRequestHandle
-from engine.types import FinishReason, GenerateRequest, SamplingParams
+from sluice.engine.delegated.interface import ResponseDelta
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.responses import LlmRequestHandle
+from sluice.engine.types import FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import invalid
 
 
@@ -57,7 +57,7 @@ def _check_choice(params: SamplingParams, ends: set[int]) -> None:
 
 
 class TwoPartHandle:
-    """Both parts as one request, as `engine.delegated.interface.RequestHandle`."""
+    """Both parts as one request, as `sluice.engine.delegated.interface.RequestHandle`."""
 
     def __init__(
         self, first: LlmRequestHandle, request: GenerateRequest, submit_rest: Callable[[GenerateRequest], Any]

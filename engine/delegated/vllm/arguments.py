@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from engine.config import EngineConfig, Speculation, Task
-from engine.delegated.vllm.library import INSTALL, VllmLibrary
-from engine.delegated.vllm.settings import LEFT_OUT, SETTINGS
-from engine.model_folder import read_json, served_task
-from engine.runtime_settings import nearest_names
+from sluice.engine.config import EngineConfig, Speculation, Task
+from sluice.engine.delegated.vllm.library import INSTALL, VllmLibrary
+from sluice.engine.delegated.vllm.settings import LEFT_OUT, SETTINGS
+from sluice.engine.model_folder import read_json, served_task
+from sluice.engine.runtime_settings import nearest_names
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}

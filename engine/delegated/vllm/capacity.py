@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.blocks import blocks_for
-from engine.delegated.sharing import BlockSharing
+from sluice.engine.blocks import blocks_for
+from sluice.engine.delegated.sharing import BlockSharing
 
 log = logging.getLogger(__name__)
 

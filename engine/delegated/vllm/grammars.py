@@ -5,8 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.guidance.translate import translate
-from engine.types import Grammar
+from sluice.engine.guidance.translate import translate
+from sluice.engine.types import Grammar
 
 _NESTED = "answer_of_client"
 """The rule that stands for the second grammar."""

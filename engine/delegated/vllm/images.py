@@ -10,8 +10,8 @@ import logging
 import time
 from typing import Any
 
-from engine.delegated.vllm.library import VllmLibrary
-from engine.types import GenerateRequest
+from sluice.engine.delegated.vllm.library import VllmLibrary
+from sluice.engine.types import GenerateRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 log = logging.getLogger(__name__)

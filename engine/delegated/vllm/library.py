@@ -21,7 +21,7 @@ ENVIRONMENT = {
     "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "2",
 }
 """Switches of vLLM that hold unless the environment has them: it reports to its makers by default, and its log goes to
-the standard output. Its workers must end within `engine.delegated.process.SHUTDOWN_S`."""
+the standard output. Its workers must end within `sluice.engine.delegated.process.SHUTDOWN_S`."""
 
 SURFACE: dict[str, tuple[str, ...]] = {
     "vllm.engine.arg_utils:AsyncEngineArgs": (

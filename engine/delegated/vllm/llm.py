@@ -7,32 +7,32 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from engine.blocks import HashChain
-from engine.config import EngineConfig, Task
-from engine.delegated.abilities import ExpandedPrompt
-from engine.delegated.cached_prefixes import CachedPrefixes
-from engine.delegated.interface import RuntimeFailure, StatisticsListener
-from engine.delegated.kv_events import EventSubscriber, told_by_keys
-from engine.delegated.sharing import BlockSharing
-from engine.delegated.vllm.arguments import VllmPlan, check_adapter, plan_vllm
-from engine.delegated.vllm.capacity import CacheCapacity, read_capacity
-from engine.delegated.vllm.images import expand_prompt, find_placeholders
-from engine.delegated.vllm.library import VllmLibrary, load_library
-from engine.delegated.vllm.pooling import (
+from sluice.engine.blocks import HashChain
+from sluice.engine.config import EngineConfig, Task
+from sluice.engine.delegated.abilities import ExpandedPrompt
+from sluice.engine.delegated.cached_prefixes import CachedPrefixes
+from sluice.engine.delegated.interface import RuntimeFailure, StatisticsListener
+from sluice.engine.delegated.kv_events import EventSubscriber, told_by_keys
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.vllm.arguments import VllmPlan, check_adapter, plan_vllm
+from sluice.engine.delegated.vllm.capacity import CacheCapacity, read_capacity
+from sluice.engine.delegated.vllm.images import expand_prompt, find_placeholders
+from sluice.engine.delegated.vllm.library import VllmLibrary, load_library
+from sluice.engine.delegated.vllm.pooling import (
     PooledRequestHandle,
     check_task,
     let_prompts_fit,
     longest_prompt,
     pooling_params,
 )
-from engine.delegated.vllm.responses import VllmRequestHandle, classify
-from engine.delegated.vllm.runtime import VLLM
-from engine.delegated.vllm.sampling import needs_replay, sampling_params
-from engine.delegated.vllm.statistics import StatisticsReader, published_events
-from engine.delegated.watchdog import generate_one_token, stall_timeout_s, warm_up
-from engine.frames import SleepMode
-from engine.statistics import IterationStats
-from engine.types import EngineInfo, GenerateRequest, GrammarKind, SamplingParams
+from sluice.engine.delegated.vllm.responses import VllmRequestHandle, classify
+from sluice.engine.delegated.vllm.runtime import VLLM
+from sluice.engine.delegated.vllm.sampling import needs_replay, sampling_params
+from sluice.engine.delegated.vllm.statistics import StatisticsReader, published_events
+from sluice.engine.delegated.watchdog import generate_one_token, stall_timeout_s, warm_up
+from sluice.engine.frames import SleepMode
+from sluice.engine.statistics import IterationStats
+from sluice.engine.types import EngineInfo, GenerateRequest, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ def load_llm(config: EngineConfig) -> "Vllm":
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedCall:
+class VllmCall:
     """A request as `generate` or `encode` takes it."""
 
     request: GenerateRequest
@@ -106,7 +106,7 @@ class Vllm:
             inputs = await expand_prompt(self._llm, self._library, request)
         return ExpandedPrompt(inputs["prompt_token_ids"], partial(self.prepare, inputs=inputs))
 
-    def prepare(self, request: GenerateRequest, inputs: dict[str, Any] | None = None) -> PreparedCall:
+    def prepare(self, request: GenerateRequest, inputs: dict[str, Any] | None = None) -> VllmCall:
         """`inputs` are those of a prompt with images. Raises SluiceError for what vLLM cannot do."""
         ids = [*request.prompt_token_ids, *request.resume_token_ids]
         prompt = {**(inputs or self._library.find("vllm.inputs:tokens_input")(ids)), "prompt_token_ids": ids}
@@ -116,14 +116,14 @@ class Vllm:
         if self._is_pooled:
             num_types = getattr(self._llm.vllm_config.model_config.hf_config, "type_vocab_size", 0)
             keywords["pooling_params"] = pooling_params(self._library, request, self._plan.task, num_types)
-            return PreparedCall(request, keywords)
+            return VllmCall(request, keywords)
         has_tokenizer = self._plan.has_tokenizer
         keywords["sampling_params"] = sampling_params(self._library, request, has_tokenizer=has_tokenizer)
         if request.adapter:
             keywords["lora_request"] = self._adapters[request.adapter]
-        return PreparedCall(request, keywords)
+        return VllmCall(request, keywords)
 
-    def submit(self, prepared: PreparedCall) -> VllmRequestHandle:
+    def submit(self, prepared: VllmCall) -> VllmRequestHandle:
         # A client's own id need not be unique, and vLLM aborts all requests of an id.
         request_id = f"{next(self._numbers)}-{prepared.request.request_id}"
         call, handle = (

@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from typing import Any
 
-from engine.config import Task
-from engine.delegated.interface import ResponseDelta, internal_error
-from engine.delegated.vllm.library import VllmLibrary
-from engine.delegated.vllm.responses import VllmRequestHandle
-from engine.types import EventDetail, FinishReason, GenerateRequest
+from sluice.engine.config import Task
+from sluice.engine.delegated.interface import ResponseDelta, internal_error
+from sluice.engine.delegated.vllm.library import VllmLibrary
+from sluice.engine.delegated.vllm.responses import VllmRequestHandle
+from sluice.engine.types import EventDetail, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 _TASKS = {Task.EMBED: "embed", Task.SCORE: "classify"}

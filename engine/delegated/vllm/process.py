@@ -1,9 +1,9 @@
-"""vLLM as an engine process, with the arguments of `engine.process`."""
+"""vLLM as an engine process, with the arguments of `sluice.engine.process`."""
 
 import sys
 
-from engine.delegated.process import run
-from engine.delegated.vllm.llm import load_llm
+from sluice.engine.delegated.process import run
+from sluice.engine.delegated.vllm.llm import load_llm
 
 if __name__ == "__main__":
     sys.exit(run(sys.argv[1:], load_llm))

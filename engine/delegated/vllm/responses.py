@@ -5,9 +5,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from engine.delegated.interface import ResponseDelta, RuntimeFailure, internal_error
-from engine.guidance.translate import reword_error
-from engine.types import EventDetail, FinishReason, GenerateRequest, TokenLogprob
+from sluice.engine.delegated.interface import ResponseDelta, RuntimeFailure, internal_error
+from sluice.engine.guidance.translate import reword_error
+from sluice.engine.types import EventDetail, FinishReason, GenerateRequest, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": FinishReason.CANCELLED}
@@ -17,7 +17,7 @@ _REFUSALS = frozenset({"VLLMValidationError", "VLLMClientError", "ValueError", "
 
 
 class VllmRequestHandle:
-    """A request in vLLM, as `engine.delegated.interface.RequestHandle`. Its outputs hold only what is new."""
+    """A request in vLLM, as `sluice.engine.delegated.interface.RequestHandle`. Its outputs hold only what is new."""
 
     def __init__(self, outputs: AsyncIterator[Any], request: GenerateRequest, abort: Callable[[], Awaitable[None]]):
         self._outputs = outputs

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from engine.config import EngineConfig, Runtime, Task
-from engine.delegated.vllm.settings import SETTINGS
-from engine.model_folder import ModelFormat
-from engine.runtime_spec import Appraisal, Fitness, RuntimeInstall, RuntimeSpec, StepSizes
+from sluice.engine.config import EngineConfig, Runtime, Task
+from sluice.engine.delegated.vllm.settings import SETTINGS
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.runtime_spec import Appraisal, Fitness, RuntimeInstall, RuntimeSpec, StepSizes
 from sluice.machine import num_gpus
 
 _OVERRIDES_ON_CPU = (
@@ -33,7 +33,7 @@ VLLM = RuntimeSpec(
     runtime=Runtime.VLLM,
     title="vLLM",
     devices="NVIDIA GPUs and the CPU",
-    process="engine.delegated.vllm.process",
+    process="sluice.engine.delegated.vllm.process",
     formats=frozenset({ModelFormat.HUGGINGFACE}),
     tasks=frozenset({Task.GENERATE, Task.EMBED, Task.SCORE}),
     appraise=_appraise,

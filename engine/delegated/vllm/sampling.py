@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from engine.delegated.vllm.grammars import lark_of
-from engine.delegated.vllm.library import VllmLibrary
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.delegated.vllm.grammars import lark_of
+from sluice.engine.delegated.vllm.library import VllmLibrary
+from sluice.engine.types import GenerateRequest, SamplingParams
 from sluice.errors import invalid
 
 _MAX_SEED = (1 << 63) - 1

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from engine.delegated.interface import Iteration, StatisticsListener
-from engine.delegated.kv_events import PublishedEvents
-from engine.statistics import IterationStats
+from sluice.engine.delegated.interface import Iteration, StatisticsListener
+from sluice.engine.delegated.kv_events import PublishedEvents
+from sluice.engine.statistics import IterationStats
 
 
 class StatisticsReader:

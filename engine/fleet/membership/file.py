@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from engine.fleet.membership.members import Member, check_members, never
-from engine.yaml_text import load_yaml
 from sluice.addresses import host_and_port
+from sluice.engine.fleet.membership.members import Member, check_members, never
+from sluice.engine.yaml_text import load_yaml
 from sluice.errors import SluiceError, invalid
 
 log = logging.getLogger(__name__)

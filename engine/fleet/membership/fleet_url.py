@@ -4,8 +4,8 @@ import re
 from typing import NamedTuple, Self
 from urllib.parse import urldefrag, urlsplit
 
-from engine.fleet.membership import REDIS_SCHEMES
 from sluice.addresses import host_and_port
+from sluice.engine.fleet.membership import REDIS_SCHEMES
 from sluice.errors import invalid
 
 _DEFAULT_NAME = "default"

@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from engine.fleet.membership import SCHEME
-from engine.fleet.membership.members import Member, check_members, never
 from sluice.addresses import host_and_port
+from sluice.engine.fleet.membership import SCHEME
+from sluice.engine.fleet.membership.members import Member, check_members, never
 from sluice.errors import SluiceError, invalid
 
 log = logging.getLogger(__name__)

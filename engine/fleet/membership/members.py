@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.process.curve import ClientCurve, read_pair, read_public
+from sluice.engine.process.curve import ClientCurve, read_pair, read_public
 from sluice.errors import invalid
 
 _ADDRESS = re.compile(r"tcp://(\[[0-9a-fA-F:.]+\]|[^\s\[\]:/]+):(\d{1,5})")

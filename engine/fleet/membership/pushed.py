@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from engine.fleet.membership.members import Member, never
+from sluice.engine.fleet.membership.members import Member, never
 
 
 class PushedMembership:

@@ -20,8 +20,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from engine.fleet.membership.fleet_url import FleetUrl
-from engine.fleet.membership.members import Member, check_members, never
+from sluice.engine.fleet.membership.fleet_url import FleetUrl
+from sluice.engine.fleet.membership.members import Member, check_members, never
 from sluice.errors import SluiceError, invalid
 
 log = logging.getLogger(__name__)

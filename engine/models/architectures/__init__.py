@@ -6,12 +6,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from engine.model_folder import read_json
-from engine.models.architectures import deepseek, experts, gemma, lfm2, llama, normed_heads, olmo, parallel
-from engine.models.config.config_file import ConfigFile, read_eos_token_ids
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.config.stored_fp8 import without_stored_fp8
-from engine.models.decoder import Architecture
+from sluice.engine.model_folder import read_json
+from sluice.engine.models.architectures import deepseek, experts, gemma, lfm2, llama, normed_heads, olmo, parallel
+from sluice.engine.models.config.config_file import ConfigFile, read_eos_token_ids
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.config.stored_fp8 import without_stored_fp8
+from sluice.engine.models.decoder import Architecture
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 ARCHITECTURES: dict[str, Architecture] = {

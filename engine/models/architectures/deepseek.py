@@ -7,14 +7,14 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.models.architectures.experts import read_experts, with_experts
-from engine.models.config.config_file import ConfigFile, PositiveInt, base_config, unsupported
-from engine.models.config.decoder_config import DecoderConfig, LatentAttention
-from engine.models.config.rope import YarnRope
-from engine.models.decoder import Architecture, attention, optionally_normed_heads, pre_norm
-from engine.models.experts import experts_mlp, gated_experts, grouped_softmax_router, sigmoid_router
-from engine.models.latent_attention import latent_attention
-from engine.models.layers import rms_norm
+from sluice.engine.models.architectures.experts import read_experts, with_experts
+from sluice.engine.models.config.config_file import ConfigFile, PositiveInt, base_config, unsupported
+from sluice.engine.models.config.decoder_config import DecoderConfig, LatentAttention
+from sluice.engine.models.config.rope import YarnRope
+from sluice.engine.models.decoder import Architecture, attention, optionally_normed_heads, pre_norm
+from sluice.engine.models.experts import experts_mlp, gated_experts, grouped_softmax_router, sigmoid_router
+from sluice.engine.models.latent_attention import latent_attention
+from sluice.engine.models.layers import rms_norm
 from sluice.errors import invalid
 
 

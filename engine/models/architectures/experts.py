@@ -6,13 +6,13 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.models.architectures.llama import (
+from sluice.engine.models.architectures.llama import (
     configure_granite,
     configure_mistral,
     configure_qwen2,
     configure_qwen3,
 )
-from engine.models.config.config_file import (
+from sluice.engine.models.config.config_file import (
     ConfigFile,
     PositiveInt,
     base_config,
@@ -22,8 +22,8 @@ from engine.models.config.config_file import (
     unsupported,
     with_window,
 )
-from engine.models.config.decoder_config import DecoderConfig, Experts
-from engine.models.decoder import (
+from sluice.engine.models.config.decoder_config import DecoderConfig, Experts
+from sluice.engine.models.decoder import (
     Architecture,
     NormedHeads,
     QueryKeyValue,
@@ -31,15 +31,15 @@ from engine.models.decoder import (
     normed_projections,
     pre_norm,
 )
-from engine.models.experts import (
+from sluice.engine.models.experts import (
     clamped_experts,
     experts_mlp,
     gated_experts,
     softmax_router,
     sparse_mixer,
 )
-from engine.models.kernels import Context, Tensor
-from engine.models.layers import layer_norm, rms_norm
+from sluice.engine.models.kernels import Context, Tensor
+from sluice.engine.models.layers import layer_norm, rms_norm
 from sluice.errors import invalid
 
 

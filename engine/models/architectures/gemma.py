@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.models.config.config_file import (
+from sluice.engine.models.config.config_file import (
     ConfigFile,
     base_config,
     every_nth_full,
@@ -15,9 +15,9 @@ from engine.models.config.config_file import (
     read_ropes,
     unsupported,
 )
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.decoder import Architecture, NormedHeads, attention, pre_norm, sandwich_norm
-from engine.models.layers import rms_norm_plus_one
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.decoder import Architecture, NormedHeads, attention, pre_norm, sandwich_norm
+from sluice.engine.models.layers import rms_norm_plus_one
 
 _GELU = "gelu_pytorch_tanh"
 

@@ -5,15 +5,15 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.models.architectures.experts import read_experts, with_experts
-from engine.models.config.config_file import FULL, ConfigFile, PositiveInt, base_config, unsupported
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.convolution import short_convolution
-from engine.models.decoder import Architecture, NormedHeads, attention, pre_norm
-from engine.models.experts import experts_mlp, gated_experts, sigmoid_router
-from engine.models.kernels import Context, Tensor
-from engine.models.layers import Mlp, gated_mlp, rms_norm
-from engine.models.weights.names import TensorNames
+from sluice.engine.models.architectures.experts import read_experts, with_experts
+from sluice.engine.models.config.config_file import FULL, ConfigFile, PositiveInt, base_config, unsupported
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.convolution import short_convolution
+from sluice.engine.models.decoder import Architecture, NormedHeads, attention, pre_norm
+from sluice.engine.models.experts import experts_mlp, gated_experts, sigmoid_router
+from sluice.engine.models.kernels import Context, Tensor
+from sluice.engine.models.layers import Mlp, gated_mlp, rms_norm
+from sluice.engine.models.weights.names import TensorNames
 from sluice.errors import invalid
 
 _CONVOLUTION = "conv"

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.models.config.config_file import (
+from sluice.engine.models.config.config_file import (
     FULL,
     SLIDING,
     ConfigFile,
@@ -17,9 +17,9 @@ from engine.models.config.config_file import (
     unsupported,
     with_window,
 )
-from engine.models.config.decoder_config import DecoderConfig, Layer, QueryGrowth
-from engine.models.config.rope import YarnRope
-from engine.models.decoder import (
+from sluice.engine.models.config.decoder_config import DecoderConfig, Layer, QueryGrowth
+from sluice.engine.models.config.rope import YarnRope
+from sluice.engine.models.decoder import (
     Architecture,
     NormedHeads,
     attention,
@@ -28,7 +28,7 @@ from engine.models.decoder import (
     paired_neighbours,
     pre_norm,
 )
-from engine.models.layers import (
+from sluice.engine.models.layers import (
     fused_gated_mlp,
     layer_norm,
     plain_mlp,

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from engine.models.architectures.llama import configure_llama
-from engine.models.config.config_file import ConfigFile, base_config, rope_section
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.config.rope import DEFAULT_THETA, DefaultRope
-from engine.models.decoder import (
+from sluice.engine.models.architectures.llama import configure_llama
+from sluice.engine.models.config.config_file import ConfigFile, base_config, rope_section
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.config.rope import DEFAULT_THETA, DefaultRope
+from sluice.engine.models.decoder import (
     Architecture,
     NormedHeads,
     attention,
@@ -18,9 +18,9 @@ from engine.models.decoder import (
     pre_norm,
     sandwich_norm,
 )
-from engine.models.kernels import Context, Tensor
-from engine.models.layers import fused_gated_mlp, plain_mlp, rms_norm
-from engine.models.weights.names import TensorNames
+from sluice.engine.models.kernels import Context, Tensor
+from sluice.engine.models.layers import fused_gated_mlp, plain_mlp, rms_norm
+from sluice.engine.models.weights.names import TensorNames
 
 # -- Apertus: an ungated MLP, whose activation xIELU has parameters in each layer
 

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.models.config.config_file import (
+from sluice.engine.models.config.config_file import (
     ConfigFile,
     WindowFields,
     base_config,
@@ -14,9 +14,9 @@ from engine.models.config.config_file import (
     make_layers,
     read_ropes,
 )
-from engine.models.config.decoder_config import DecoderConfig, Layer
-from engine.models.decoder import Architecture, NormedHeads, attention, normed_projections, post_norm
-from engine.models.layers import rms_norm
+from sluice.engine.models.config.decoder_config import DecoderConfig, Layer
+from sluice.engine.models.decoder import Architecture, NormedHeads, attention, normed_projections, post_norm
+from sluice.engine.models.layers import rms_norm
 from sluice.errors import invalid
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.models.config.config_file import (
+from sluice.engine.models.config.config_file import (
     SLIDING,
     ConfigFile,
     PositiveInt,
@@ -15,8 +15,8 @@ from engine.models.config.config_file import (
     make_layers,
     unsupported,
 )
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.decoder import (
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.decoder import (
     Architecture,
     attention,
     fused_projections,
@@ -26,14 +26,14 @@ from engine.models.decoder import (
     parallel,
     pre_norm,
 )
-from engine.models.kernels import Context, Tensor
-from engine.models.layers import (
+from sluice.engine.models.kernels import Context, Tensor
+from sluice.engine.models.layers import (
     layer_norm,
     layer_norm_by_head,
     layer_norm_unbiased,
     plain_mlp,
 )
-from engine.models.weights.names import TensorNames
+from sluice.engine.models.weights.names import TensorNames
 
 
 def _with_biases(config: DecoderConfig, norm_eps: float) -> DecoderConfig:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from engine.model_folder import read_json
-from engine.models.config.decoder_config import ACTIVATIONS, DecoderConfig, Layer
-from engine.models.config.rope import DEFAULT_THETA, Rope
+from sluice.engine.model_folder import read_json
+from sluice.engine.models.config.decoder_config import ACTIVATIONS, DecoderConfig, Layer
+from sluice.engine.models.config.rope import DEFAULT_THETA, Rope
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]

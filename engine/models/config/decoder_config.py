@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from engine.models.config.rope import Rope
+from sluice.engine.models.config.rope import Rope
 
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
 """Activation functions of MLPs, by their names in `config.json`. `relu2` is the square of relu; `gelu_new` and
@@ -42,7 +42,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the choice has a bias, in families where that is an option."""
     num_groups: int = 1
     num_chosen_groups: int = 1
-    """Of how many groups a token's experts are."""
+    """Number of groups of experts, and of those that a token's experts are chosen from."""
     activation_limit: float = math.inf
     """Bound of the features that gpt-oss's experts activate."""
     activation_slope: float = 1.0

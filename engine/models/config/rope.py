@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray
+from sluice.engine.arrays import FloatArray
 from sluice.errors import invalid
 
 Frequencies = NDArray[np.float64]

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray
-from engine.models.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors, to_float32
-from engine.models.weights.tensor_file import OutputTensors, TensorPart, files_key, write_tensors
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors, to_float32
+from sluice.engine.models.weights.tensor_file import OutputTensors, TensorPart, files_key, write_tensors
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)

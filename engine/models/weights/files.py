@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.models.weights.mapped import StoredTensor, map_tensors
+from sluice.engine.models.weights.mapped import StoredTensor, map_tensors
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 INDEX = "model.safetensors.index.json"

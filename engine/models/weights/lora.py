@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.arrays import FloatArray
-from engine.models.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 CONFIG_FILE = "adapter_config.json"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from engine.arrays import FloatArray
+from sluice.engine.arrays import FloatArray
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 FLOAT_TYPES = ("BF16", "F16", "F32")

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.weights.assembled import Weight
-from engine.models.weights.files import SCALES, ZEROS
-from engine.models.weights.mapped import FLOAT_TYPES, StoredTensor
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.weights.assembled import Weight
+from sluice.engine.models.weights.files import SCALES, ZEROS
+from sluice.engine.models.weights.mapped import FLOAT_TYPES, StoredTensor
 from sluice.errors import invalid
 
 logger = logging.getLogger(__name__)

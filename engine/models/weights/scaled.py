@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.arrays import FloatArray
-from engine.models.config.stored_fp8 import BLOCK
-from engine.models.weights.mapped import StoredTensor
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.config.stored_fp8 import BLOCK
+from sluice.engine.models.weights.mapped import StoredTensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 FP8 = "F8_E4M3"

@@ -7,9 +7,9 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray, IntArray
-from engine.models.weights.lora import Matrices, read_adapter, stack_matrices
-from engine.runners.openvino.graph.adapters import MASK, stack_names
+from sluice.engine.arrays import FloatArray, IntArray
+from sluice.engine.models.weights.lora import Matrices, read_adapter, stack_matrices
+from sluice.engine.runners.openvino.graph.adapters import MASK, stack_names
 
 _NOBODY = -1
 
@@ -26,7 +26,7 @@ class AdapterStacks:
         self._owners: IntArray = np.zeros(0, np.int32)
         """The number of the adapter that each rank belongs to."""
         self._memory: list[NDArray[np.generic]] = []
-        """What the tensors of the inputs point into."""
+        """Arrays that the input tensors point into, kept alive here."""
         self._stack({})()
 
     def read(self, number: int, name: str, folder: Path) -> Callable[[], None]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import openvino as ov
 
-from engine.arrays import ByteArray
-from engine.runners.openvino.graph.model import is_cache
-from engine.runners.openvino.weights.shared import shared_tensor
+from sluice.engine.arrays import ByteArray
+from sluice.engine.runners.openvino.graph.model import is_cache
+from sluice.engine.runners.openvino.weights.shared import shared_tensor
 from sluice.errors import invalid
 
 

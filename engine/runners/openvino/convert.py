@@ -1,6 +1,6 @@
 """Converts checkpoints that our graphs do not support to an IR in the cache folder, once, by optimum-intel. `python -m
-engine.runners.openvino.convert` is the process that runs optimum-intel's command, so that the engine does not load
-torch. It ends when its standard input does, which is when the engine that started it is gone."""
+sluice.engine.runners.openvino.convert` is the process that runs optimum-intel's command, so that the engine does not
+load torch. It ends when its standard input does, which is when the engine that started it is gone."""
 
 import hashlib
 import logging
@@ -17,8 +17,8 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from engine.model_folder import read_json
-from engine.models.config.config_file import ConfigFile
+from sluice.engine.model_folder import read_json
+from sluice.engine.models.config.config_file import ConfigFile
 from sluice.errors import ErrorCode, SluiceError
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,12 @@ def _export(directory: Path, quantization: str, output: Path) -> None:
     logger.info("converting %s with optimum-intel; this happens once, and takes minutes for a large model", directory)
     with tempfile.TemporaryFile("w+") as output_log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "engine.runners.openvino.convert", *_arguments(directory, quantization, output)],
+            [
+                sys.executable,
+                "-m",
+                "sluice.engine.runners.openvino.convert",
+                *_arguments(directory, quantization, output),
+            ],
             stdin=subprocess.PIPE,
             stdout=output_log,
             stderr=subprocess.STDOUT,

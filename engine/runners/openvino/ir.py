@@ -9,12 +9,12 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.model_folder import read_json
-from engine.models.config.config_file import ConfigFile, PositiveInt, read_eos_token_ids
-from engine.models.limits import choose_max_model_len
-from engine.runners.openvino.graph.adapters import named_parameter
-from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder, is_cache
-from engine.runners.openvino.graph.paged_attention import TESTED_VERSION
+from sluice.engine.model_folder import read_json
+from sluice.engine.models.config.config_file import ConfigFile, PositiveInt, read_eos_token_ids
+from sluice.engine.models.limits import choose_max_model_len
+from sluice.engine.runners.openvino.graph.adapters import named_parameter
+from sluice.engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder, is_cache
+from sluice.engine.runners.openvino.graph.paged_attention import TESTED_VERSION
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
-from engine.arrays import ByteArray, FloatArray, IntArray
-from engine.config import EngineConfig
-from engine.models.weights.files import NONE
-from engine.runners.base import Logits, RunnerInfo, StepBatch
-from engine.runners.cache_size import check_cache_limits, choose_num_blocks
-from engine.runners.openvino.adapters import AdapterStacks
-from engine.runners.openvino.cache import CacheLayout, KvCache
-from engine.runners.openvino.graph.adapters import AdapterInputs
-from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder
-from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
-from engine.runners.openvino.source import open_decoder
-from engine.sampling.cores import Cores
-from engine.sampling.host_logits import HostLogits
+from sluice.engine.arrays import ByteArray, FloatArray, IntArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.models.weights.files import NONE
+from sluice.engine.runners.base import Logits, RunnerInfo, StepBatch
+from sluice.engine.runners.cache_size import check_cache_limits, choose_num_blocks
+from sluice.engine.runners.openvino.adapters import AdapterStacks
+from sluice.engine.runners.openvino.cache import CacheLayout, KvCache
+from sluice.engine.runners.openvino.graph.adapters import AdapterInputs
+from sluice.engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder
+from sluice.engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
+from sluice.engine.runners.openvino.source import open_decoder
+from sluice.engine.sampling.cores import Cores
+from sluice.engine.sampling.host_logits import HostLogits
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import available_bytes, num_cores
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.config import EngineConfig, Runtime, Task
-from engine.model_folder import ModelFormat
-from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec, StepSizes
+from sluice.engine.config import EngineConfig, Runtime, Task
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.runtime_spec import Appraisal, Fitness, RuntimeSpec, StepSizes
 from sluice.errors import SluiceError
 
 _DEFAULTS = EngineConfig(model_path="")
@@ -18,7 +18,7 @@ def _appraise(config: EngineConfig, num_gpus: int, is_installed: Callable[[], bo
 
 def _find_problem(folder: Path) -> str:
     try:
-        from engine.runners.openvino.source import identify_folder  # imports OpenVINO, which takes a while
+        from sluice.engine.runners.openvino.source import identify_folder  # imports OpenVINO, which takes a while
     except ImportError as error:
         return f"OpenVINO cannot be imported: {error}"
     try:
@@ -33,7 +33,7 @@ OPENVINO = RuntimeSpec(
     title="OpenVINO",
     devices="the CPU",
     device_names=("auto", "cpu"),
-    process="engine.process",
+    process="sluice.engine.process",
     formats=frozenset({ModelFormat.HUGGINGFACE, ModelFormat.OPENVINO_IR}),
     tasks=frozenset({Task.GENERATE, Task.EMBED}),
     appraise=_appraise,

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import openvino as ov
 
-from engine.config import EngineConfig, Task
-from engine.model_folder import served_task
-from engine.models.architectures import ARCHITECTURES, check_stateless, read_decoder_config, read_model_type
-from engine.models.limits import check_causal, choose_max_model_len, log_longrope
-from engine.models.weights.assembled import write_assembled
-from engine.models.weights.files import NONE, QUANTIZATIONS, weight_files
-from engine.runners.openvino.convert import can_convert, convert
-from engine.runners.openvino.graph.adapters import AdapterInputs
-from engine.runners.openvino.graph.experts import FEW_EXPERTS
-from engine.runners.openvino.graph.model import Decoder, build_model
-from engine.runners.openvino.graph.paged_attention import check_cache_dtype
-from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
-from engine.runners.openvino.weights.checkpoint import CheckpointWeights
-from engine.runners.openvino.weights.compression import compress
+from sluice.engine.config import EngineConfig, Task
+from sluice.engine.model_folder import served_task
+from sluice.engine.models.architectures import ARCHITECTURES, check_stateless, read_decoder_config, read_model_type
+from sluice.engine.models.limits import check_causal, choose_max_model_len, log_longrope
+from sluice.engine.models.weights.assembled import write_assembled
+from sluice.engine.models.weights.files import NONE, QUANTIZATIONS, weight_files
+from sluice.engine.runners.openvino.convert import can_convert, convert
+from sluice.engine.runners.openvino.graph.adapters import AdapterInputs
+from sluice.engine.runners.openvino.graph.experts import FEW_EXPERTS
+from sluice.engine.runners.openvino.graph.model import Decoder, build_model
+from sluice.engine.runners.openvino.graph.paged_attention import check_cache_dtype
+from sluice.engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
+from sluice.engine.runners.openvino.weights.checkpoint import CheckpointWeights
+from sluice.engine.runners.openvino.weights.compression import compress
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.arrays import FloatArray
-from engine.models.weights.lora import Matrices, read_adapter, stack_matrices
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.weights.lora import Matrices, read_adapter, stack_matrices
 from sluice.errors import invalid
 
 Stacks = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """A [ranks, features in] and B [features out, ranks] of each projection that some adapter changes."""
 
 
-class AdapterStacks:
+class DeviceAdapters:
     """The adapters of a model, by their numbers. Those that other tokens have are replaced by zeros and not multiplied
     by them, so that no adapter's infinities reach another's tokens."""
 

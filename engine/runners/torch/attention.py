@@ -7,16 +7,16 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 
-from engine.models.kernels import Heads, Scores
-from engine.runners.torch.cache import Pages
-from engine.runners.torch.latent import LatentProjection
-from engine.runners.torch.step import Group, Step
+from sluice.engine.models.kernels import Heads, Scores
+from sluice.engine.runners.torch.cache import Pages
+from sluice.engine.runners.torch.latent import LatentProjection
+from sluice.engine.runners.torch.step import DeviceStep, Group
 
 _MOST_SCORES = 1 << 23
 """Scores that are computed at once: 32 MiB."""
 
 
-def store(pages: Pages, key: torch.Tensor, value: torch.Tensor | None, step: Step) -> None:
+def store(pages: Pages, key: torch.Tensor, value: torch.Tensor | None, step: DeviceStep) -> None:
     """Write the keys and values [num_tokens, num_heads, size] of this step's tokens to their places. There are no
     values where the pages have none."""
     cells = step.cells(pages.keys.shape[1])
@@ -40,7 +40,7 @@ class GatheredAttention:
         self,
         query: torch.Tensor,
         pages: Pages,
-        step: Step,
+        step: DeviceStep,
         heads: Heads,
         scores: Scores,
         sinks: torch.Tensor | None,
@@ -56,7 +56,7 @@ class GatheredAttention:
         self,
         query: torch.Tensor,
         pages: Pages,
-        step: Step,
+        step: DeviceStep,
         projection: LatentProjection,
         scores: Scores,
         sinks: torch.Tensor | None,

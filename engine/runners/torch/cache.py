@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.arrays import ByteArray
-from engine.models.config.decoder_config import DecoderConfig
-from engine.runners.torch.step import BLOCK_SIZE
+from sluice.engine.arrays import ByteArray
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.runners.torch.step import BLOCK_SIZE
 from sluice.errors import SluiceError, invalid
 
 
@@ -48,7 +48,7 @@ class Pages:
     """None if a value is the first part of its key."""
 
 
-class KvCache:
+class PagedKvCache:
     """The pages of all layers."""
 
     def __init__(self, shapes: Sequence[PageShape], num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,16 +1,16 @@
-"""The kernels of `engine.runners.torch.kernels` that our own Triton kernels compute on a GPU."""
+"""The kernels of `sluice.engine.runners.torch.kernels` that our own Triton kernels compute on a GPU."""
 
 from typing import Any
 
 import torch
 
-from engine.models.config.rope import Rope
-from engine.models.kernels import HeadRotation, Heads, Scores
-from engine.runners.torch.kernels import TorchKernels
-from engine.runners.torch.latent import LatentProjection
-from engine.runners.torch.rank_kernels import RankKernels
-from engine.runners.torch.triton import attention, elementwise
-from engine.runners.torch.triton.quantize import quantize_rows
+from sluice.engine.models.config.rope import Rope
+from sluice.engine.models.kernels import HeadRotation, Heads, Scores
+from sluice.engine.runners.torch.kernels import TorchKernels
+from sluice.engine.runners.torch.latent import LatentProjection
+from sluice.engine.runners.torch.rank_kernels import RankKernels
+from sluice.engine.runners.torch.triton import attention, elementwise
+from sluice.engine.runners.torch.triton.quantize import quantize_rows
 
 
 class CudaKernels(TorchKernels):

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.config import EngineConfig
+from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import num_cores
 

@@ -1,4 +1,4 @@
-"""Draws tokens from rows of logits in torch, on any device, by the rule of `engine.sampling.draw`.
+"""Draws tokens from rows of logits in torch, on any device, by the rule of `sluice.engine.sampling.draw`.
 
 Each filter keeps the tokens that weigh at least as much as the lightest that it keeps, so each is a threshold, found
 by bisection over the bits of a float: 31 masked sums, whatever the distribution. The host knows which rows have which
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.arrays import Mask
-from engine.runners.base import Draws
-from engine.runners.torch.device import upload as device_copy
-from engine.sampling.softmax import CHUNK
+from sluice.engine.arrays import Mask
+from sluice.engine.runners.base import Draws
+from sluice.engine.runners.torch.device import upload as device_copy
+from sluice.engine.sampling.softmax import CHUNK
 
 _TINY = torch.finfo(torch.float32).tiny
 _INFINITE = 0x7F800000
@@ -87,7 +87,7 @@ def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _keep_typical(weights: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
-    """Keep the tokens whose logarithm is nearest to the mean, see `engine.sampling.typical`."""
+    """Keep the tokens whose logarithm is nearest to the mean, see `sluice.engine.sampling.typical`."""
     logs = weights.clamp(min=_TINY).log_()
     mass = sum_rows(weights)
     mean = (sum_rows(weights * logs) / mass).float()

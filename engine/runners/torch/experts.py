@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
-from engine.models.config.decoder_config import Experts
-from engine.models.kernels import Choice, ExpertBody
-from engine.runners.torch.weights import DeviceWeights
+from sluice.engine.models.config.decoder_config import Experts
+from sluice.engine.models.kernels import Choice, ExpertBody
+from sluice.engine.runners.torch.weights import DeviceWeights
 from sluice.errors import invalid
 
 _ALIGNMENT_BYTES = 16

@@ -12,11 +12,11 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from engine.runners.torch.frames import Loaded
+from sluice.engine.runners.torch.frames import Loaded
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import ProcessLog
 
-WORKER = "engine.runners.torch.worker"
+WORKER = "sluice.engine.runners.torch.worker"
 TIMEOUT_S = 30.0
 """How long a rank waits for another within a step; ranks compute the same, and take as long."""
 EXIT_WAIT_S = 3.0

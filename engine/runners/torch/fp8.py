@@ -7,8 +7,8 @@ from enum import Enum
 
 import torch
 
-from engine.models.config.stored_fp8 import BLOCK
-from engine.models.weights.files import NONE
+from sluice.engine.models.config.stored_fp8 import BLOCK
+from sluice.engine.models.weights.files import NONE
 from sluice.errors import ErrorCode, SluiceError
 
 FP8 = "fp8"

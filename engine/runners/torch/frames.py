@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.arrays import IntArray
-from engine.runners.base import StepBatch
+from sluice.engine.arrays import IntArray
+from sluice.engine.runners.base import StepBatch
 from sluice.errors import ErrorCode, SluiceError
 
 
-class Kind(IntEnum):
-    """What a rank is to do."""
+class RankTask(IntEnum):
+    """A command from rank 0 to another rank."""
 
     LOAD = auto()
     """Load the model of the next message, an `EngineConfig`. Two answers are `Loaded`: with its part of the weights
@@ -50,18 +50,18 @@ class Loaded(msgspec.Struct, frozen=True):
         return self
 
 
-def pack(kind: Kind, *arrays: Sequence[int] | IntArray) -> bytes:
+def pack(kind: RankTask, *arrays: Sequence[int] | IntArray) -> bytes:
     """Return a frame."""
     lengths = [len(each) for each in arrays]
     return np.concatenate(([kind, len(arrays), *lengths], *arrays), dtype=np.int32, casting="unsafe").tobytes()
 
 
-def unpack(frame: bytes) -> tuple[Kind, list[IntArray]]:
+def unpack(frame: bytes) -> tuple[RankTask, list[IntArray]]:
     """Return a frame's parts."""
     values = np.frombuffer(frame, np.int32).copy()  # torch wants arrays that could be written to
     kind, count = values[:2].tolist()
     begins = np.cumsum([2 + count, *values[2 : 2 + count]])
-    return Kind(kind), np.split(values, begins)[1:-1]
+    return RankTask(kind), np.split(values, begins)[1:-1]
 
 
 _ARRAYS = (
@@ -73,7 +73,7 @@ _ARRAYS = (
 def pack_step(batch: StepBatch) -> bytes:
     """Return the frame of a step without adapters."""
     assert batch.adapters is None, "ranks have no adapters"
-    return pack(Kind.STEP, *(getattr(batch, name) for name in _ARRAYS), [batch.max_context_len])
+    return pack(RankTask.STEP, *(getattr(batch, name) for name in _ARRAYS), [batch.max_context_len])
 
 
 def unpack_step(arrays: Sequence[IntArray]) -> StepBatch:

@@ -4,17 +4,17 @@ captured in a CUDA graph once, and replayed with one launch; on the CPU the same
 import numpy as np
 import torch
 
-from engine.runners.base import StepBatch
-from engine.runners.torch.cache import KvCache
-from engine.runners.torch.device import upload
-from engine.runners.torch.lookahead import ChosenTokens
-from engine.runners.torch.model import TorchModel
-from engine.runners.torch.step import BLOCK_SIZE, Group, Step, padded_tables, used_tables
+from sluice.engine.runners.base import StepBatch
+from sluice.engine.runners.torch.cache import PagedKvCache
+from sluice.engine.runners.torch.device import upload
+from sluice.engine.runners.torch.lookahead import ChosenTokens
+from sluice.engine.runners.torch.model import TorchModel
+from sluice.engine.runners.torch.step import BLOCK_SIZE, DeviceStep, Group, padded_tables, used_tables
 
 LARGEST_BATCH = 256
 """Steps of more sequences take long enough for single launches."""
 _STEP_FIELDS = 4
-"""Of each sequence: token, position, block and slot."""
+"""Numbers per sequence: token, position, block and slot."""
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -27,7 +27,7 @@ def batch_sizes(most: int) -> list[int]:
 class DecodeGraphs:
     """Runs decode steps over `cache`, whose block `spare_block` takes what padding writes."""
 
-    def __init__(self, model: TorchModel, cache: KvCache, spare_block: int, max_num_seqs: int) -> None:
+    def __init__(self, model: TorchModel, cache: PagedKvCache, spare_block: int, max_num_seqs: int) -> None:
         self._model = model
         self._cache = cache
         self._spare_block = spare_block
@@ -78,7 +78,7 @@ class DecodeGraphs:
     def _compute(self, size: int, num_columns: int) -> torch.Tensor:
         token_ids, positions, blocks, slots = self._rows[:size].unbind(1)
         tables = self._tables[:size, :num_columns]
-        step = Step(
+        step = DeviceStep(
             token_ids=token_ids,
             positions=positions,
             blocks=blocks,

@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from engine.arrays import ByteArray
-from engine.config import EngineConfig
-from engine.models.architectures import read_decoder_config
-from engine.runners.base import Logits, Runner, StepBatch
-from engine.runners.torch import runner
-from engine.runners.torch.device import choose_device
-from engine.runners.torch.followers import TIMEOUT_S, Follower, close_all, start_followers
-from engine.runners.torch.frames import Kind, pack, pack_step
-from engine.runners.torch.model import check_parallel
-from engine.runners.torch.parallel import Meeting, Ranks, join, share_config
+from sluice.engine.arrays import ByteArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.models.architectures import read_decoder_config
+from sluice.engine.runners.base import Logits, Runner, StepBatch
+from sluice.engine.runners.torch import runner
+from sluice.engine.runners.torch.device import choose_device
+from sluice.engine.runners.torch.followers import TIMEOUT_S, Follower, close_all, start_followers
+from sluice.engine.runners.torch.frames import RankTask, pack, pack_step
+from sluice.engine.runners.torch.model import check_parallel
+from sluice.engine.runners.torch.parallel import Meeting, Ranks, join, share_config
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import num_cores
 from sluice.run_folder import make_folder
@@ -100,7 +100,7 @@ class RankGroup:
         must be closed then."""
         config = self._share(config)
         for each in self._followers:
-            each.send(pack(Kind.LOAD))
+            each.send(pack(RankTask.LOAD))
             each.send(msgspec.json.encode(config))
         own = runner.load_runner(config, Ranks(0, self._size, self._agree))
         for each in self._followers:
@@ -146,12 +146,12 @@ class RankGroup:
 
     def _agree(self, number: int) -> int:
         agreed = min(number, *(each.await_loaded().num_blocks for each in self._followers))
-        self.send(pack(Kind.AGREED, [agreed]))
+        self.send(pack(RankTask.AGREED, [agreed]))
         return agreed
 
     def _unload(self) -> None:
         with suppress(OSError):  # a rank that has ended
-            self.send(pack(Kind.UNLOAD))
+            self.send(pack(RankTask.UNLOAD))
 
     def _watch(self, follower: Follower) -> None:
         follower.process.wait()
@@ -189,7 +189,7 @@ class RankedRunner:
         """See `BlockRunner.read_blocks`."""
         size = self._own.block_bytes
         with self._group.together() as followers:
-            self._group.send(pack(Kind.READ, blocks))
+            self._group.send(pack(RankTask.READ, blocks))
             self._own.read_blocks(blocks, [each[:size] for each in contents])
             for follower in followers:
                 for content in contents:
@@ -200,7 +200,7 @@ class RankedRunner:
         """See `BlockRunner.write_blocks`."""
         size = self._own.block_bytes
         with self._group.together() as followers:
-            self._group.send(pack(Kind.WRITE, blocks))
+            self._group.send(pack(RankTask.WRITE, blocks))
             self._own.write_blocks(blocks, [each[:size] for each in contents])
             for follower in followers:
                 for content in contents:

@@ -1,32 +1,32 @@
-"""`engine.models.kernels.Kernels` in torch: each call computes at once, for the step that is set."""
+"""`sluice.engine.models.kernels.Kernels` in torch: each call computes at once, for the step that is set."""
 
 from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 
-from engine.arrays import FloatArray
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.config.rope import Rope, inverse_frequencies
-from engine.models.decoder import attend_rotated
-from engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
-from engine.models.weights.names import is_router
-from engine.runners.torch import attention
-from engine.runners.torch.adapters import AdapterStacks
-from engine.runners.torch.cache import KvCache
-from engine.runners.torch.experts import compute_experts
-from engine.runners.torch.fp8 import Quantize, quantize_rows
-from engine.runners.torch.latent import LatentProjection, find_projection
-from engine.runners.torch.operations import TorchOperations, linear
-from engine.runners.torch.step import BLOCK_SIZE, Step
-from engine.runners.torch.weights import DeviceWeights
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.config.rope import Rope, inverse_frequencies
+from sluice.engine.models.decoder import attend_rotated
+from sluice.engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
+from sluice.engine.models.weights.names import is_router
+from sluice.engine.runners.torch import attention
+from sluice.engine.runners.torch.adapters import DeviceAdapters
+from sluice.engine.runners.torch.cache import PagedKvCache
+from sluice.engine.runners.torch.experts import compute_experts
+from sluice.engine.runners.torch.fp8 import Quantize, quantize_rows
+from sluice.engine.runners.torch.latent import LatentProjection, find_projection
+from sluice.engine.runners.torch.operations import TorchOperations, linear
+from sluice.engine.runners.torch.step import BLOCK_SIZE, DeviceStep
+from sluice.engine.runners.torch.weights import DeviceWeights
 
 
 class TorchKernels(TorchOperations):
     """The kernels of one model. `cache` and `step` are set before each pass."""
 
-    cache: KvCache
-    step: Step
+    cache: PagedKvCache
+    step: DeviceStep
     quantize: Quantize = staticmethod(quantize_rows)
 
     def __init__(
@@ -34,7 +34,7 @@ class TorchKernels(TorchOperations):
         config: DecoderConfig,
         weights: DeviceWeights,
         max_model_len: int,
-        adapters: AdapterStacks | None,
+        adapters: DeviceAdapters | None,
         *,
         groups_experts: bool = False,
     ) -> None:

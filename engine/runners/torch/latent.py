@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
-from engine.models.kernels import LatentHeads
-from engine.runners.torch.adapters import AdapterStacks
-from engine.runners.torch.weights import DeviceWeights
+from sluice.engine.models.kernels import LatentHeads
+from sluice.engine.runners.torch.adapters import DeviceAdapters
+from sluice.engine.runners.torch.weights import DeviceWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class _OwnAdapters:
     """The stacked matrices of LoRA adapters, and which of them each token has. All tokens of a sequence have the same:
     what a token sees has its own."""
 
-    stacks: AdapterStacks
+    stacks: DeviceAdapters
     a: torch.Tensor
     b: torch.Tensor
     adapters: torch.Tensor
@@ -80,7 +80,7 @@ class LatentProjection:
 
 
 def find_projection(
-    name: str, heads: LatentHeads, weights: DeviceWeights, stacks: AdapterStacks | None, adapters: torch.Tensor | None
+    name: str, heads: LatentHeads, weights: DeviceWeights, stacks: DeviceAdapters | None, adapters: torch.Tensor | None
 ) -> LatentProjection:
     """Return projection `name` for a step's tokens, which have `adapters`."""
     shape = heads.num_heads * (heads.plain_dim + heads.value_dim), heads.rank

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray, Ids, Rows
-from engine.runners.base import Draws, Edits, Logits, Places, TokenMask
-from engine.runners.torch.device import upload as device_copy
-from engine.runners.torch.draw import Parameters, draw, sum_rows, upload, weigh
-from engine.sampling.cores import Cores
-from engine.sampling.host_logits import HostLogits
-from engine.sampling.logprobs import list_logprobs
-from engine.types import TokenLogprob
+from sluice.engine.arrays import FloatArray, Ids, Rows
+from sluice.engine.runners.base import Draws, Edits, Logits, Places, TokenMask
+from sluice.engine.runners.torch.device import upload as device_copy
+from sluice.engine.runners.torch.draw import Parameters, draw, sum_rows, upload, weigh
+from sluice.engine.sampling.cores import Cores
+from sluice.engine.sampling.host_logits import HostLogits
+from sluice.engine.sampling.logprobs import list_logprobs
+from sluice.engine.types import TokenLogprob
 
 FusedDraw = Callable[..., torch.Tensor]
 """A kernel that draws without typical_p: (logits, sharpness, top_k, top_p, min_p, uniform) to token ids."""
@@ -30,7 +30,9 @@ def fused_draw(device: torch.device) -> FusedDraw | None:
     """Return the kernel of a device that draws; None where it has none."""
     if device.type != "cuda":
         return None
-    from engine.runners.torch.triton.sampling import draw as fused  # imports Triton, which a torch for CPUs lacks
+    from sluice.engine.runners.torch.triton.sampling import (
+        draw as fused,  # imports Triton, which a torch for CPUs lacks
+    )
 
     return fused
 

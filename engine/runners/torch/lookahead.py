@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from engine.arrays import FloatArray, Ids
+from sluice.engine.arrays import FloatArray, Ids
 
 
 class ChosenTokens:

@@ -8,13 +8,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.arrays import IntArray
-from engine.config import EngineConfig
-from engine.runners.base import Draws, StepBatch, Wanted
-from engine.runners.torch.cache import KvCache, page_shapes
-from engine.runners.torch.logits import DeviceLogits, fused_draw
-from engine.runners.torch.model import TorchModel
-from engine.runners.torch.step import BLOCK_SIZE, make_step
+from sluice.engine.arrays import IntArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import Draws, StepBatch, Wanted
+from sluice.engine.runners.torch.cache import PagedKvCache, page_shapes
+from sluice.engine.runners.torch.logits import DeviceLogits, fused_draw
+from sluice.engine.runners.torch.model import TorchModel
+from sluice.engine.runners.torch.step import BLOCK_SIZE, make_step
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import available_bytes
 
@@ -54,7 +54,7 @@ class CudaMemory:
         torch.cuda.empty_cache()
 
 
-class HostMemory:
+class HostCacheMemory:
     """The memory of the machine, for a model on the CPU. Steps are small beside it, and not measured."""
 
     keeps_freed = False
@@ -69,7 +69,7 @@ class HostMemory:
 
 def memory_of(device: torch.device) -> DeviceMemory:
     """Return the memory of a device."""
-    return CudaMemory(device) if device.type == "cuda" else HostMemory()
+    return CudaMemory(device) if device.type == "cuda" else HostCacheMemory()
 
 
 def measure_free(config: EngineConfig, model: TorchModel, memory: DeviceMemory) -> int:
@@ -127,7 +127,7 @@ def _powers_of_2(most: int) -> list[int]:
 
 def _run(model: TorchModel, past_lens: IntArray, num_new: IntArray) -> torch.Tensor:
     """Run a step over a cache of one block, and return its logits."""
-    cache = KvCache(page_shapes(model.config), 1, model.dtype, model.device)
+    cache = PagedKvCache(page_shapes(model.config), 1, model.dtype, model.device)
     return model.run(make_step(_batch(past_lens, num_new, model.max_model_len), model.device), cache)
 
 

@@ -5,27 +5,27 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig, Task
-from engine.model_folder import served_task
-from engine.models.architectures import find_architecture, read_decoder_config
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.kernels import Context
-from engine.models.limits import check_causal, choose_max_model_len, log_longrope
-from engine.models.text_model import compute_hidden, compute_logits
-from engine.models.weights.assembled import assemble
-from engine.models.weights.files import NONE, map_files, stored_quantization, weight_files
-from engine.models.weights.names import TextModelTensors
-from engine.models.weights.scaled import attach_scales
-from engine.runners.torch.adapters import AdapterStacks
-from engine.runners.torch.cache import KvCache
-from engine.runners.torch.experts import choose_grouped
-from engine.runners.torch.fp8 import FP8, Fp8Use, choose_fp8
-from engine.runners.torch.kernels import TorchKernels
-from engine.runners.torch.parallel import Ranks, RankWeights, Shares, share_config
-from engine.runners.torch.rank_kernels import RankKernels
-from engine.runners.torch.runtime import TORCH
-from engine.runners.torch.step import Step
-from engine.runners.torch.weights import CheckpointWeights, DeviceWeights, WeightSource
+from sluice.engine.config import EngineConfig, Task
+from sluice.engine.model_folder import served_task
+from sluice.engine.models.architectures import find_architecture, read_decoder_config
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.kernels import Context
+from sluice.engine.models.limits import check_causal, choose_max_model_len, log_longrope
+from sluice.engine.models.text_model import compute_hidden, compute_logits
+from sluice.engine.models.weights.assembled import assemble
+from sluice.engine.models.weights.files import NONE, map_files, stored_quantization, weight_files
+from sluice.engine.models.weights.names import TextModelTensors
+from sluice.engine.models.weights.scaled import attach_scales
+from sluice.engine.runners.torch.adapters import DeviceAdapters
+from sluice.engine.runners.torch.cache import PagedKvCache
+from sluice.engine.runners.torch.experts import choose_grouped
+from sluice.engine.runners.torch.fp8 import FP8, Fp8Use, choose_fp8
+from sluice.engine.runners.torch.kernels import TorchKernels
+from sluice.engine.runners.torch.parallel import Ranks, RankWeights, Shares, share_config
+from sluice.engine.runners.torch.rank_kernels import RankKernels
+from sluice.engine.runners.torch.runtime import TORCH
+from sluice.engine.runners.torch.step import DeviceStep
+from sluice.engine.runners.torch.weights import DeviceWeights, MappedWeights, WeightSource
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class TorchModel:
         self.dtype = dtype
         self.device = device
         self.is_embedder = is_embedder
-        self.adapters = AdapterStacks(source.module, dtype, device) if has_adapters else None
+        self.adapters = DeviceAdapters(source.module, dtype, device) if has_adapters else None
         self._has_own_head = source.has_own_head
         self._kernels: TorchKernels
         if ranks is None:
@@ -82,7 +82,7 @@ class TorchModel:
         """How weights are compressed, which is known after the first pass."""
         return FP8 if self._weights.are_scaled else NONE
 
-    def run(self, step: Step, cache: KvCache) -> torch.Tensor:
+    def run(self, step: DeviceStep, cache: PagedKvCache) -> torch.Tensor:
         """Return the logits of the sampled rows, [num_sampled, vocab_size]; hidden states of a model of embeddings."""
         self._kernels.step, self._kernels.cache = step, cache
         with torch.inference_mode():
@@ -99,7 +99,7 @@ class TorchModel:
 def _kernels_for(device: torch.device) -> type[TorchKernels]:
     if device.type != "cuda":
         return TorchKernels
-    from engine.runners.torch.cuda_kernels import CudaKernels  # imports Triton, which a torch for CPUs lacks
+    from sluice.engine.runners.torch.cuda_kernels import CudaKernels  # imports Triton, which a torch for CPUs lacks
 
     return CudaKernels
 
@@ -107,12 +107,12 @@ def _kernels_for(device: torch.device) -> type[TorchKernels]:
 def _rank_kernels_for(device: torch.device) -> type[RankKernels]:
     if device.type != "cuda":
         return RankKernels
-    from engine.runners.torch.cuda_kernels import RankCudaKernels
+    from sluice.engine.runners.torch.cuda_kernels import RankCudaKernels
 
     return RankCudaKernels
 
 
-def open_checkpoint(config: EngineConfig) -> tuple[DecoderConfig, CheckpointWeights, TextModelTensors]:
+def open_checkpoint(config: EngineConfig) -> tuple[DecoderConfig, MappedWeights, TextModelTensors]:
     """Return the configuration and the weights of `config.model_path`. Raises NOT_FOUND for missing files, INVALID for
     a damaged checkpoint, UNIMPLEMENTED for one that is stored in a type that torch's kernels here do not take."""
     directory = Path(config.model_path)
@@ -125,7 +125,7 @@ def open_checkpoint(config: EngineConfig) -> tuple[DecoderConfig, CheckpointWeig
     tensors = assemble(attach_scales(map_files(files)))
     names = TextModelTensors(tensors, find_architecture(decoder_config.model_type).names)
     names.check_num_layers(decoder_config)
-    return decoder_config, CheckpointWeights(tensors, names), names
+    return decoder_config, MappedWeights(tensors, names), names
 
 
 def make_model(

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.weights.names import HEAD, HEAD_BIAS
-from engine.runners.torch.weights import Part, WeightSource
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.weights.names import HEAD, HEAD_BIAS
+from sluice.engine.runners.torch.weights import Part, WeightSource
 from sluice.errors import SluiceError, invalid
 
 _BY_QUERY_HEAD = ("q_proj", "q_b_proj", "kv_b_proj", "heads_qkv_proj", "sinks")

@@ -4,13 +4,13 @@ outputs of attention and of MLP; a norm over all heads takes a sum more."""
 import torch
 import torch.nn.functional as F
 
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.kernels import Choice, ExpertBody
-from engine.models.weights.names import EMBEDDING
-from engine.runners.torch.kernels import TorchKernels
-from engine.runners.torch.operations import linear
-from engine.runners.torch.parallel import Ranks, Shares, is_divided_by_input
-from engine.runners.torch.weights import DeviceWeights
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.kernels import Choice, ExpertBody
+from sluice.engine.models.weights.names import EMBEDDING
+from sluice.engine.runners.torch.kernels import TorchKernels
+from sluice.engine.runners.torch.operations import linear
+from sluice.engine.runners.torch.parallel import Ranks, Shares, is_divided_by_input
+from sluice.engine.runners.torch.weights import DeviceWeights
 
 
 class RankKernels(TorchKernels):

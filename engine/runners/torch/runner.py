@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.arrays import ByteArray
-from engine.config import EngineConfig
-from engine.models.architectures import read_decoder_config
-from engine.models.weights.files import NONE
-from engine.runners.base import Draws, Logits, RunnerInfo, StepBatch
-from engine.runners.cache_size import check_cache_limits, choose_num_blocks
-from engine.runners.torch.cache import KvCache, block_bytes, page_shapes
-from engine.runners.torch.device import (
+from sluice.engine.arrays import ByteArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.models.architectures import read_decoder_config
+from sluice.engine.models.weights.files import NONE
+from sluice.engine.runners.base import Draws, Logits, RunnerInfo, StepBatch
+from sluice.engine.runners.cache_size import check_cache_limits, choose_num_blocks
+from sluice.engine.runners.torch.cache import PagedKvCache, block_bytes, page_shapes
+from sluice.engine.runners.torch.device import (
     CUDA_SHARE,
     DTYPES,
     check_cache_dtype,
@@ -25,16 +25,16 @@ from engine.runners.torch.device import (
     set_threads,
     upload,
 )
-from engine.runners.torch.graphs import DecodeGraphs
-from engine.runners.torch.logits import DeviceLogits, fused_draw, wrap_logits
-from engine.runners.torch.lookahead import ChosenTokens
-from engine.runners.torch.memory import DeviceMemory, measure_free, memory_of, run_step
-from engine.runners.torch.model import TorchModel, check_parallel, make_model, open_checkpoint
-from engine.runners.torch.parallel import Ranks
-from engine.runners.torch.runtime import TORCH
-from engine.runners.torch.step import BLOCK_SIZE, make_step
-from engine.runners.torch.weights import WeightSource
-from engine.sampling.cores import Cores
+from sluice.engine.runners.torch.graphs import DecodeGraphs
+from sluice.engine.runners.torch.logits import DeviceLogits, fused_draw, wrap_logits
+from sluice.engine.runners.torch.lookahead import ChosenTokens
+from sluice.engine.runners.torch.memory import DeviceMemory, measure_free, memory_of, run_step
+from sluice.engine.runners.torch.model import TorchModel, check_parallel, make_model, open_checkpoint
+from sluice.engine.runners.torch.parallel import Ranks
+from sluice.engine.runners.torch.runtime import TORCH
+from sluice.engine.runners.torch.step import BLOCK_SIZE, make_step
+from sluice.engine.runners.torch.weights import WeightSource
+from sluice.engine.sampling.cores import Cores
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class TorchRunner:
     def __init__(
         self,
         model: TorchModel,
-        cache: KvCache,
+        cache: PagedKvCache,
         info: RunnerInfo,
         graphs: DecodeGraphs | None,
         *,
@@ -194,7 +194,7 @@ def _with_cache(
     )
     if ranks is not None:
         num_blocks = ranks.least(num_blocks)
-    cache = KvCache(shapes, num_blocks + 1, model.dtype, model.device)
+    cache = PagedKvCache(shapes, num_blocks + 1, model.dtype, model.device)
     info = RunnerInfo(
         runtime="torch",
         model_type=model.config.model_type,
@@ -214,7 +214,7 @@ def _with_cache(
     return TorchRunner(model, cache, info, graphs, looks_ahead=looks_ahead)
 
 
-def _make_graphs(config: EngineConfig, model: TorchModel, cache: KvCache, spare_block: int) -> DecodeGraphs | None:
+def _make_graphs(config: EngineConfig, model: TorchModel, cache: PagedKvCache, spare_block: int) -> DecodeGraphs | None:
     """Return the graphs of decode steps, if there are to be some. Raises INVALID for those that cannot be captured,
     UNAVAILABLE where there is no memory left for them."""
     asked = TORCH.settings.check(config.runtime_settings).get("graphs")

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engine.config import EngineConfig, Runtime, Task
-from engine.model_folder import ModelFormat
-from engine.runtime_settings import RuntimeSetting, SettingsTable, boolean
-from engine.runtime_spec import Appraisal, Fitness, RuntimeInstall, RuntimeSpec, StepSizes
+from sluice.engine.config import EngineConfig, Runtime, Task
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.runtime_settings import RuntimeSetting, SettingsTable, boolean
+from sluice.engine.runtime_spec import Appraisal, Fitness, RuntimeInstall, RuntimeSpec, StepSizes
 from sluice.errors import SluiceError
 from sluice.machine import num_gpus
 
@@ -78,7 +78,7 @@ def _is_built_for_cpus() -> bool:
 
 
 def _find_problem(folder: Path) -> str:
-    from engine.models.architectures import read_decoder_config  # reads families, which takes a while
+    from sluice.engine.models.architectures import read_decoder_config  # reads families, which takes a while
 
     try:
         read_decoder_config(folder, takes_fp8=True)
@@ -92,7 +92,7 @@ TORCH = RuntimeSpec(
     title="torch",
     devices="NVIDIA GPUs and the CPU",
     device_names=("auto", "cpu", "cuda"),
-    process="engine.runners.torch.process",
+    process="sluice.engine.runners.torch.process",
     formats=frozenset({ModelFormat.HUGGINGFACE}),
     tasks=frozenset({Task.GENERATE, Task.EMBED}),
     appraise=_appraise,

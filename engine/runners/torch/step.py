@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.arrays import IntArray
-from engine.models.config.rope import Rope
-from engine.runners.base import StepBatch
-from engine.runners.torch.device import upload
+from sluice.engine.arrays import IntArray
+from sluice.engine.models.config.rope import Rope
+from sluice.engine.runners.base import StepBatch
+from sluice.engine.runners.torch.device import upload
 
 BLOCK_SIZE = 32
 """Tokens in a block, as in all of Sluice's own runners: blocks of prefixes have the same tokens everywhere."""
@@ -63,7 +63,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Step:
+class DeviceStep:
     """One step on the device. Rows are tokens."""
 
     token_ids: torch.Tensor
@@ -113,7 +113,7 @@ class Step:
         return self._cells[num_heads]
 
 
-def make_step(batch: StepBatch, device: torch.device) -> Step:
+def make_step(batch: StepBatch, device: torch.device) -> DeviceStep:
     """Return the tensors of `batch` on the device."""
     num_new = np.diff(batch.subsequence_begins)
     num_decodes = int((num_new != 1).argmax()) if (num_new != 1).any() else len(num_new)
@@ -124,7 +124,7 @@ def make_step(batch: StepBatch, device: torch.device) -> Step:
     def on_device(values: NDArray[np.integer]) -> torch.Tensor:
         return upload(np.ascontiguousarray(values, np.int32), device)
 
-    return Step(
+    return DeviceStep(
         token_ids=on_device(batch.token_ids),
         positions=on_device(batch.position_ids),
         blocks=on_device(blocks),

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray
-from engine.models.weights.assembled import AssembledTensor, Weight, stored_tensors
-from engine.models.weights.mapped import FLOAT_TYPES, StoredTensor
-from engine.models.weights.names import TextModelTensors
-from engine.models.weights.scaled import FP8, scales_of
-from engine.runners.torch.fp8 import TYPE, Fp8Use, ScaledMatrix, dequantize, fits, quantize_rows
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.weights.assembled import AssembledTensor, Weight, stored_tensors
+from sluice.engine.models.weights.mapped import FLOAT_TYPES, StoredTensor
+from sluice.engine.models.weights.names import TextModelTensors
+from sluice.engine.models.weights.scaled import FP8, scales_of
+from sluice.engine.runners.torch.fp8 import TYPE, Fp8Use, ScaledMatrix, dequantize, fits, quantize_rows
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 
@@ -61,7 +61,7 @@ class WeightSource(Protocol):
         ...
 
 
-class CheckpointWeights:
+class MappedWeights:
     """The tensors of a checkpoint's files, which are mapped: nothing is read before it is copied."""
 
     def __init__(self, tensors: Mapping[str, Weight], names: TextModelTensors) -> None:
@@ -175,8 +175,8 @@ class RandomWeights:
 
 
 class DeviceWeights:
-    """What the kernels read: tensors on the device, each made when it is first asked for, which a runner does once
-    before it serves. Projections of the same input are one matrix."""
+    """The weights on the device, as the kernels read them. Each tensor is made when it is first asked for; a runner
+    asks for all of them before it serves. Projections of the same input are one matrix."""
 
     def __init__(
         self, source: WeightSource, dtype: torch.dtype, device: torch.device, fp8: Fp8Use = Fp8Use.NEVER

@@ -1,5 +1,5 @@
-"""A rank of a model but the first, as a process: `python -m engine.runners.torch.worker SOCKET PARENT_PID LOG`. It
-loads its part of a model, and runs each step that rank 0 runs. It ends with rank 0, whatever either is doing."""
+"""A rank of a model but the first, as a process: `python -m sluice.engine.runners.torch.worker SOCKET PARENT_PID LOG`.
+It loads its part of a model, and runs each step that rank 0 runs. It ends with rank 0, whatever either is doing."""
 
 import logging
 import os
@@ -10,20 +10,20 @@ from multiprocessing.connection import Connection
 import msgspec
 import numpy as np
 
-from engine.arrays import IntArray
-from engine.config import EngineConfig
-from engine.process.bootstrap import configure_logging
-from engine.process.process_group import end_with
-from engine.runners.torch.frames import Kind, Loaded, unpack, unpack_step
-from engine.runners.torch.parallel import Meeting, Ranks, join
-from engine.runners.torch.runner import TorchRunner, load_runner
+from sluice.engine.arrays import IntArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.process.bootstrap import configure_logging
+from sluice.engine.process.process_group import end_with
+from sluice.engine.runners.torch.frames import Loaded, RankTask, unpack, unpack_step
+from sluice.engine.runners.torch.parallel import Meeting, Ranks, join
+from sluice.engine.runners.torch.runner import TorchRunner, load_runner
 from sluice.errors import SluiceError
 from sluice.log_relay import ProcessLog
 
 log = logging.getLogger(__name__)
 
 
-class Worker:
+class RankWorker:
     """Does what rank 0 sends over `connection`."""
 
     def __init__(self, connection: Connection, meeting: Meeting) -> None:
@@ -42,26 +42,26 @@ class Worker:
             log.exception("rank %d cannot go on", self._meeting.rank)
             return 1
 
-    def _obey(self, kind: Kind, arrays: list[IntArray]) -> None:
-        if kind is Kind.LOAD:
+    def _obey(self, kind: RankTask, arrays: list[IntArray]) -> None:
+        if kind is RankTask.LOAD:
             self._load(msgspec.json.decode(self._connection.recv_bytes(), type=EngineConfig))
             return
         runner = self._runner
         assert runner is not None, f"rank 0 sent {kind.name} without a model"
         match kind:
-            case Kind.STEP:
+            case RankTask.STEP:
                 runner.compute(unpack_step(arrays))
-            case Kind.READ:
+            case RankTask.READ:
                 content = np.empty(runner.block_bytes, np.uint8)
                 for block in arrays[0].tolist():
                     runner.read_blocks([block], [content])
                     self._connection.send_bytes(content.data)
-            case Kind.WRITE:
+            case RankTask.WRITE:
                 for block in arrays[0].tolist():
                     content = np.frombuffer(bytearray(self._connection.recv_bytes()), np.uint8)
                     runner.write_blocks([block], [content])
             case _:
-                assert kind is Kind.UNLOAD, f"rank 0 sent {kind.name} out of turn"
+                assert kind is RankTask.UNLOAD, f"rank 0 sent {kind.name} out of turn"
                 runner.close()
                 self._runner = None
 
@@ -75,7 +75,7 @@ class Worker:
     def _agree(self, num_blocks: int) -> int:
         self._report(Loaded(num_blocks))
         kind, arrays = unpack(self._connection.recv_bytes())
-        assert kind is Kind.AGREED, f"rank 0 sent {kind.name} in place of a number of blocks"
+        assert kind is RankTask.AGREED, f"rank 0 sent {kind.name} in place of a number of blocks"
         return int(arrays[0][0])
 
     def _report(self, loaded: Loaded) -> None:
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
         except EOFError:
             return 0
         join(meeting)
-        return Worker(connection, meeting).run()
+        return RankWorker(connection, meeting).run()
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, cast
 
-from gateway.grpc.http2 import frames, limits
-from gateway.grpc.http2.frames import (
+from sluice.gateway.grpc.http2 import frames, limits
+from sluice.gateway.grpc.http2.frames import (
     CONTINUATION,
     DATA,
     END_HEADERS,
@@ -19,10 +19,10 @@ from gateway.grpc.http2.frames import (
     Setting,
     StreamFault,
 )
-from gateway.grpc.http2.header_blocks import Fields, HeaderReader
-from gateway.grpc.http2.pings import PingRules, Pings
-from gateway.grpc.http2.reading import FrameReader
-from gateway.grpc.http2.stream import Stream
+from sluice.gateway.grpc.http2.header_blocks import Fields, HeaderReader
+from sluice.gateway.grpc.http2.pings import PingRules, Pings
+from sluice.gateway.grpc.http2.reading import FrameReader
+from sluice.gateway.grpc.http2.stream import Stream
 
 log = logging.getLogger(__name__)
 H = TypeVar("H")
@@ -39,7 +39,7 @@ _FIRST_FRAMES = frames.settings(
 
 
 class Application(Protocol[H]):
-    """What the connections of a server serve."""
+    """The application that a server's connections hand requests to."""
 
     ping_rules: PingRules
 
@@ -58,7 +58,7 @@ class Application(Protocol[H]):
 
 
 class Connection(FrameReader, Generic[H]):
-    """What the frames of a connection mean. A `Pinged` connection. Lives on the event loop's thread."""
+    """Interprets the frames of one connection. A `Pinged` connection. Lives on the event loop's thread."""
 
     def __init__(self, application: Application[H], loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)

@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T", bytes, bytes | memoryview)
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client sends first."""
+"""The connection preface, the first bytes of a client."""
 HEAD_BYTES = 9
 HEAD = Struct(">HBBBL")
 """A frame's length (16 bits and 8), type, flags and stream."""
@@ -24,7 +24,7 @@ _GOAWAY = Struct(">LL")
 
 
 class Setting(IntEnum):
-    """What one side tells the other about itself."""
+    """A parameter of a SETTINGS frame."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from hpack import Decoder, HPACKError, OversizedHeaderListError
 from hpack.hpack import encode_integer
 
-from gateway.grpc.http2.frames import ConnectionFault, ErrorCode
+from sluice.gateway.grpc.http2.frames import ConnectionFault, ErrorCode
 
 logging.getLogger("hpack").setLevel(logging.INFO)  # below that it writes fields into the log, and keys with them
 T = TypeVar("T")

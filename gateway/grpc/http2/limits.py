@@ -1,11 +1,11 @@
-"""What one connection may ask for: frames that cost work and bring nothing, resets, pings, blocks in many pieces."""
+"""Limits of one connection against floods: empty frames, resets, pings and header blocks in many pieces."""
 
 from time import monotonic
 
-from gateway.grpc.http2.frames import ConnectionFault, ErrorCode
+from sluice.gateway.grpc.http2.frames import ConnectionFault, ErrorCode
 
 WINDOW_BYTES = 1 << 20
-"""What a client may send on one stream before the server takes it."""
+"""Bytes that a client may send on one stream before the server consumes them: its flow-control window."""
 CONNECTION_WINDOW_BYTES = 16 << 20
 """The same for all streams of a connection together."""
 MAX_STREAMS = 2048

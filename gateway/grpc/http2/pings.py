@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from secrets import token_bytes
 from typing import Any, Protocol
 
-from gateway.grpc.http2.frames import ConnectionFault, ErrorCode
-from gateway.standstill import UNREAD_LOOK_S, has_unread
+from sluice.gateway.grpc.http2.frames import ConnectionFault, ErrorCode
+from sluice.gateway.standstill import UNREAD_LOOK_S, has_unread
 
 _IDLE_INTERVAL_S = 7200.0
 """Shortest interval of a client's pings while it has no calls."""

@@ -5,9 +5,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import monotonic
 
-from gateway.grpc.http2 import frames
-from gateway.grpc.http2.frames import HEAD, HEAD_BYTES, MAX_FRAME_BYTES, MAX_WINDOW, PREFACE, ConnectionFault, ErrorCode
-from gateway.grpc.http2.sending import FrameWriter
+from sluice.gateway.grpc.http2 import frames
+from sluice.gateway.grpc.http2.frames import (
+    HEAD,
+    HEAD_BYTES,
+    MAX_FRAME_BYTES,
+    MAX_WINDOW,
+    PREFACE,
+    ConnectionFault,
+    ErrorCode,
+)
+from sluice.gateway.grpc.http2.sending import FrameWriter
 
 _TURN_S = 0.005
 _FRAMES_BETWEEN_LOOKS = 4

@@ -1,10 +1,10 @@
-"""What a connection of HTTP/2 sends: frames that leave together, within the windows that the client allows."""
+"""The sending half of an HTTP/2 connection: frames are batched, and stay within the client's flow-control windows."""
 
 import asyncio
 from collections import OrderedDict
 
-from gateway.grpc.http2 import frames
-from gateway.grpc.http2.frames import (
+from sluice.gateway.grpc.http2 import frames
+from sluice.gateway.grpc.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -13,8 +13,8 @@ from gateway.grpc.http2.frames import (
     ErrorCode,
     head,
 )
-from gateway.grpc.http2.header_blocks import EMPTY_TABLE
-from gateway.grpc.http2.stream import Stream
+from sluice.gateway.grpc.http2.header_blocks import EMPTY_TABLE
+from sluice.gateway.grpc.http2.stream import Stream
 
 _JOINED_BYTES = 64 << 10
 """Most bytes that are copied into one piece before they are written."""

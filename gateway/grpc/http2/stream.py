@@ -5,8 +5,8 @@ from asyncio import AbstractEventLoop, Future
 from collections import deque
 from typing import Protocol
 
-from gateway.grpc.http2.frames import DEFAULT_WINDOW, MAX_WINDOW, ErrorCode, StreamFault
-from gateway.grpc.http2.limits import WINDOW_BYTES
+from sluice.gateway.grpc.http2.frames import DEFAULT_WINDOW, MAX_WINDOW, ErrorCode, StreamFault
+from sluice.gateway.grpc.http2.limits import WINDOW_BYTES
 
 _MAX_UNSENT = 256 << 10
 """Bytes that may wait for the client's window before a writer waits."""

@@ -13,19 +13,19 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field, StringConstraints
 
-from gateway.access.control import TENANT_HEADER
-from gateway.batches.lines import read_raw_lines
-from gateway.batches.records import BATCH_PURPOSE, UNFINISHED, Batch, BatchStatus
-from gateway.batches.service import BatchService
-from gateway.batches.tables import Page
-from gateway.calls import current_identity
-from gateway.http.anthropic.models import MAX_PAGE, list_page, timestamp
-from gateway.http.bodies import json_response, read_fields
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import RequestObject, quote_value
-from gateway.http.request import owner_of, parse_scheduling
-from gateway.options.config import ServeConfig
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.access.control import TENANT_HEADER
+from sluice.gateway.batches.lines import read_raw_lines
+from sluice.gateway.batches.records import BATCH_PURPOSE, UNFINISHED, Batch, BatchStatus
+from sluice.gateway.batches.service import BatchService
+from sluice.gateway.batches.tables import Page
+from sluice.gateway.calls import current_identity
+from sluice.gateway.http.anthropic.models import MAX_PAGE, list_page, timestamp
+from sluice.gateway.http.bodies import json_response, read_fields
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import RequestObject, quote_value
+from sluice.gateway.http.request import owner_of, parse_scheduling
+from sluice.gateway.options.config import ServeConfig
 
 ENDPOINT = "/v1/messages"
 _WINDOW, _WINDOW_S = "24h", 86_400

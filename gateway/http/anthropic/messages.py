@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 import orjson
 
-from engine.sampling_fields import SAMPLING_FIELDS
-from engine.types import FinishReason, Grammar, GrammarKind
-from gateway.http.anthropic.schemas import (
+from sluice.engine.sampling_fields import SAMPLING_FIELDS
+from sluice.engine.types import FinishReason, Grammar, GrammarKind
+from sluice.errors import SluiceError, invalid
+from sluice.gateway.http.anthropic.schemas import (
     Block,
     CountTokensRequest,
     CustomTool,
@@ -23,13 +24,13 @@ from gateway.http.anthropic.schemas import (
     ToolUseBlock,
     Turn,
 )
-from gateway.http.errors import anthropic_error_body
-from gateway.http.parsing import refuse_foreign
-from gateway.http.sampling import CONVERSIONS
-from gateway.http.sse import PLACEHOLDER, TextFrame, event_frame
-from gateway.http.tools import THINKING_SWITCHES, arguments_text, check_tool_names
-from pipelines.text.sampling import drop_random_seed
-from pipelines.text.types import (
+from sluice.gateway.http.errors import anthropic_error_body
+from sluice.gateway.http.parsing import refuse_foreign
+from sluice.gateway.http.sampling import CONVERSIONS
+from sluice.gateway.http.sse import PLACEHOLDER, TextFrame, event_frame
+from sluice.gateway.http.tools import THINKING_SWITCHES, arguments_text, check_tool_names
+from sluice.pipelines.text.sampling import drop_random_seed
+from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
     ImagePart,
@@ -39,7 +40,6 @@ from pipelines.text.types import (
     ToolCall,
     ToolChoice,
 )
-from sluice.errors import SluiceError, invalid
 
 PROTOCOL = "anthropic_messages"
 PARAM_NAMES = {"stop": "stop_sequences", "grammar": "output_config.format.schema", "query": "messages"}

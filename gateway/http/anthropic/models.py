@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from gateway.http.bodies import json_response
-from gateway.http.errors import error_response
-from gateway.service import InferenceService
-from pipelines.text.model import TextModel
 from sluice.errors import SluiceError, invalid
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.http.errors import error_response
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.text.model import TextModel
 
 MAX_PAGE = 1000
 """Most entries of a page, as with Anthropic."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import pydantic_core
 
-from engine.types import FinishReason
-from gateway.http.anthropic.messages import MessageReply, ending_of, named_event
-from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part
-from pipelines.text.types import TextEvent
+from sluice.engine.types import FinishReason
+from sluice.gateway.http.anthropic.messages import MessageReply, ending_of, named_event
+from sluice.pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part
+from sluice.pipelines.text.types import TextEvent
 
 _TEXT, _THINKING, _TOOL_USE = "text", "thinking", "tool_use"
 _SIGNATURE_BYTES = 24

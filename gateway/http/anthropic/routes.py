@@ -6,7 +6,8 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.http.anthropic.messages import (
+from sluice.errors import invalid
+from sluice.gateway.http.anthropic.messages import (
     PARAM_NAMES,
     PROTOCOL,
     MessageReply,
@@ -14,21 +15,20 @@ from gateway.http.anthropic.messages import (
     parse_conversation,
     parse_messages_request,
 )
-from gateway.http.anthropic.parts import BlocksReply
-from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
-from gateway.http.bodies import json_response, read_body, read_fields
-from gateway.http.errors import client_names
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import relaxed_parts, warning_header
-from gateway.http.request import get_request_id, parse_scheduling, run_while_connected
-from gateway.http.sse import EventStreamResponse, event_frame
-from gateway.http.tools import parse_with_schemas
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from pipelines.text.model import UNCOUNTED_IMAGES, TextModel, refuse_images
-from pipelines.text.parts import ChatReader
-from pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
-from sluice.errors import invalid
+from sluice.gateway.http.anthropic.parts import BlocksReply
+from sluice.gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
+from sluice.gateway.http.bodies import json_response, read_body, read_fields
+from sluice.gateway.http.errors import client_names
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import relaxed_parts, warning_header
+from sluice.gateway.http.request import get_request_id, parse_scheduling, run_while_connected
+from sluice.gateway.http.sse import EventStreamResponse, event_frame
+from sluice.gateway.http.tools import parse_with_schemas
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.text.model import UNCOUNTED_IMAGES, TextModel, refuse_images
+from sluice.pipelines.text.parts import ChatReader
+from sluice.pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
 
 Events = AsyncGenerator[TextEvent, None]
 

@@ -4,10 +4,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from engine.sampling_fields import SAMPLING_FIELDS
-from gateway.http.parsing import MAX_LIST, RequestObject, WholeNumber, refuse_media_part, text_or_list, union_error
-from gateway.http.sampling import build_sampling_schema
-from gateway.http.tools import MAX_TOOLS, TOOL_NAME_HELP, SentArguments, ToolSchema
+from sluice.engine.sampling_fields import SAMPLING_FIELDS
+from sluice.gateway.http.parsing import (
+    MAX_LIST,
+    RequestObject,
+    WholeNumber,
+    refuse_media_part,
+    text_or_list,
+    union_error,
+)
+from sluice.gateway.http.sampling import build_sampling_schema
+from sluice.gateway.http.tools import MAX_TOOLS, TOOL_NAME_HELP, SentArguments, ToolSchema
 
 MAX_MODEL_CHARS = 1024
 _ACCEPTED = "Accepted and not used."

@@ -13,8 +13,8 @@ from pathlib import PurePath
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.http.openapi import PAGE_HEADERS
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.openapi import PAGE_HEADERS
 
 _INDEX = "index.html"
 _MEDIA_TYPES = {
@@ -85,7 +85,7 @@ def _answer(found: StaticFile, request: Request) -> Response:
 @cache
 def load_files() -> dict[str, StaticFile]:
     """Return the files by their names. They are read once, and nothing else can be asked for."""
-    folder = files("gateway.http.console") / "static"
+    folder = files("sluice.gateway.http.console") / "static"
     return {each.name: _load(each.name, each.read_bytes()) for each in folder.iterdir() if each.is_file()}
 
 

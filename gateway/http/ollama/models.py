@@ -8,18 +8,18 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from gateway.http.bodies import json_response, read_fields
-from gateway.http.ollama.schemas import ShowRequest
-from gateway.http.openapi import describe_body
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from pipelines.chat.registry import NO_FORMATS
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_models import AdapterText
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.text.model import TextModel
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.bodies import json_response, read_fields
+from sluice.gateway.http.ollama.schemas import ShowRequest
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.chat.registry import NO_FORMATS
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_models import AdapterText
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.text.model import TextModel
 
 OLLAMA_VERSION = "0.13.0"
 """The version of Ollama whose API this is: clients ask for a least one."""

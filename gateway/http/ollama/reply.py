@@ -9,12 +9,12 @@ from typing import Any
 
 import orjson
 
-from gateway.http.errors import v2_error_body
-from gateway.http.openai.reply import chat_logprobs
-from gateway.http.sse import PLACEHOLDER, EventStreamResponse, encode_text
-from pipelines.text.parts import CallArguments, CallStart, ChatReader, ReasoningText
-from pipelines.text.types import TextEvent, TextLogprob
 from sluice.errors import SluiceError
+from sluice.gateway.http.errors import v2_error_body
+from sluice.gateway.http.openai.reply import chat_logprobs
+from sluice.gateway.http.sse import PLACEHOLDER, EventStreamResponse, encode_text
+from sluice.pipelines.text.parts import CallArguments, CallStart, ChatReader, ReasoningText
+from sluice.pipelines.text.types import TextEvent, TextLogprob
 
 _TIME = "\N{OBJECT REPLACEMENT CHARACTER}time"
 """Placeholder for the time at which a line was written."""

@@ -7,18 +7,19 @@ from typing import Any
 
 import msgspec
 
-from engine.types import Grammar, GrammarKind
-from gateway.http.ollama.schemas import (
+from sluice.engine.types import Grammar, GrammarKind
+from sluice.errors import SluiceError, invalid
+from sluice.gateway.http.ollama.schemas import (
     AnswerRequest,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaMessage,
     Options,
 )
-from gateway.http.tools import THINKING_SWITCHES, arguments_text, check_tool_names
-from pipelines.text.model import TextModel
-from pipelines.text.sampling import drop_random_seed
-from pipelines.text.types import (
+from sluice.gateway.http.tools import THINKING_SWITCHES, arguments_text, check_tool_names
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.sampling import drop_random_seed
+from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
     EncodedPrompt,
@@ -28,7 +29,6 @@ from pipelines.text.types import (
     TextRequest,
     ToolCall,
 )
-from sluice.errors import SluiceError, invalid
 
 _SAME_NAMES = ("temperature", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty")
 MAX_TEMPERATURE = 2.0

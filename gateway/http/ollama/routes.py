@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.calls import admit_prompt, note_prompt
-from gateway.http.bodies import dump_list, json_response, read_body, read_fields
-from gateway.http.errors import TIMEOUT_HEADER
-from gateway.http.ollama import models
-from gateway.http.ollama.reply import LineStreamResponse, OllamaReply, PieceReader, error_line, join_pieces
-from gateway.http.ollama.requests import (
+from sluice.gateway.calls import admit_prompt, note_prompt
+from sluice.gateway.http.bodies import dump_list, json_response, read_body, read_fields
+from sluice.gateway.http.errors import TIMEOUT_HEADER
+from sluice.gateway.http.ollama import models
+from sluice.gateway.http.ollama.reply import LineStreamResponse, OllamaReply, PieceReader, error_line, join_pieces
+from sluice.gateway.http.ollama.requests import (
     GenerateMemory,
     asks_to_unload,
     check_images,
@@ -21,23 +21,23 @@ from gateway.http.ollama.requests import (
     parse_chat,
     without_effect,
 )
-from gateway.http.ollama.schemas import (
+from sluice.gateway.http.ollama.schemas import (
     AnswerRequest,
     EmbedRequest,
     OldEmbedRequest,
     OllamaChatRequest,
     OllamaGenerateRequest,
 )
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import refuse_without_effect, relaxed_parts, warning_header
-from gateway.http.request import get_request_id, parse_scheduling, run_in_time, run_while_connected
-from gateway.http.tools import parse_with_schemas
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from pipelines.answers.cache import Embedder
-from pipelines.rag.encoder import TO_THE_MODEL
-from pipelines.text.model import TextModel
-from pipelines.text.types import Prompt, TextEvent, TextRequest
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import refuse_without_effect, relaxed_parts, warning_header
+from sluice.gateway.http.request import get_request_id, parse_scheduling, run_in_time, run_while_connected
+from sluice.gateway.http.tools import parse_with_schemas
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.answers.cache import Embedder
+from sluice.pipelines.rag.encoder import TO_THE_MODEL
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.types import Prompt, TextEvent, TextRequest
 
 RequestT = TypeVar("RequestT", bound=AnswerRequest)
 Events = AsyncGenerator[TextEvent, None]

@@ -4,12 +4,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from engine.sampling_fields import MAX_LOGPROBS
-from gateway.http.openai.embeddings import Texts
-from gateway.http.openai.schemas import MAX_MODEL_CHARS, SomeTokenIds
-from gateway.http.openai.tool_schemas import FunctionTool
-from gateway.http.parsing import MAX_LIST, RequestObject, StopStrings, text_or_list, text_or_object, union_error
-from gateway.http.tools import MAX_TOOLS, SentArguments
+from sluice.engine.sampling_fields import MAX_LOGPROBS
+from sluice.gateway.http.openai.embeddings import Texts
+from sluice.gateway.http.openai.schemas import MAX_MODEL_CHARS, SomeTokenIds
+from sluice.gateway.http.openai.tool_schemas import FunctionTool
+from sluice.gateway.http.parsing import MAX_LIST, RequestObject, StopStrings, text_or_list, text_or_object, union_error
+from sluice.gateway.http.tools import MAX_TOOLS, SentArguments
 
 _ACCEPTED = "Accepted and not used."
 _ALWAYS_LOADED = "Accepted and not used: models stay loaded. 0 without a prompt is answered as an unload."

@@ -3,13 +3,13 @@
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from gateway.adapters import MAX_PATH_CHARS
-from gateway.http.bodies import read_fields
-from gateway.http.openai.schemas import MAX_MODEL_CHARS
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import RequestObject
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
+from sluice.gateway.adapters import MAX_PATH_CHARS
+from sluice.gateway.http.bodies import read_fields
+from sluice.gateway.http.openai.schemas import MAX_MODEL_CHARS
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import RequestObject
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
 
 
 class UnloadAdapterRequest(RequestObject):

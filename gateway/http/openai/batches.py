@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, StringConstraints, field_validator
 
-from gateway.access.control import TENANT_HEADER
-from gateway.batches.lines import ENDPOINTS
-from gateway.batches.service import BatchService
-from gateway.batches.tables import Page
-from gateway.calls import current_identity
-from gateway.http.bodies import json_response, read_fields
-from gateway.http.openai import files
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import RequestObject
-from gateway.http.request import owner_of, parse_scheduling
-from gateway.options.config import ServeConfig
+from sluice.gateway.access.control import TENANT_HEADER
+from sluice.gateway.batches.lines import ENDPOINTS
+from sluice.gateway.batches.service import BatchService
+from sluice.gateway.batches.tables import Page
+from sluice.gateway.calls import current_identity
+from sluice.gateway.http.bodies import json_response, read_fields
+from sluice.gateway.http.openai import files
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import RequestObject
+from sluice.gateway.http.request import owner_of, parse_scheduling
+from sluice.gateway.options.config import ServeConfig
 
 _WINDOW = re.compile(r"([1-9]\d{0,6})([smhd])", re.ASCII)
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

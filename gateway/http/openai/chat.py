@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import msgspec
 
-from gateway.http.openai.reply import (
+from sluice.errors import invalid
+from sluice.gateway.http.openai.reply import (
     Choice,
     JsonObject,
     OpenAIReply,
@@ -13,14 +14,18 @@ from gateway.http.openai.reply import (
     chat_logprobs,
     ending_fields,
 )
-from gateway.http.openai.requests import parse_generation, parse_template_options, template_arguments, wants_beams
-from gateway.http.openai.schemas import ChatCompletionRequest
-from gateway.http.openai.tool_schemas import ChatTurn
-from gateway.http.openai.tools import parse_tools, parse_turn
-from gateway.http.parsing import join_text
-from gateway.http.sse import event_frame
-from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextLogprob, TextRequest
-from sluice.errors import invalid
+from sluice.gateway.http.openai.requests import (
+    parse_generation,
+    parse_template_options,
+    template_arguments,
+    wants_beams,
+)
+from sluice.gateway.http.openai.schemas import ChatCompletionRequest
+from sluice.gateway.http.openai.tool_schemas import ChatTurn
+from sluice.gateway.http.openai.tools import parse_tools, parse_turn
+from sluice.gateway.http.parsing import join_text
+from sluice.gateway.http.sse import event_frame
+from sluice.pipelines.text.types import ChatMessage, Conversation, TextEvent, TextLogprob, TextRequest
 
 _TOOL_FIELDS = {"tools", "tool_choice", "functions", "function_call"}
 _PLAIN_ROLES, _PLAIN_FIELDS = ("system", "developer", "user", "assistant"), {"role", "content"}

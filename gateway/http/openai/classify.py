@@ -6,18 +6,18 @@ from typing import Any, cast
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from gateway.calls import note_prompt
-from gateway.http.bodies import dump_list, read_fields
-from gateway.http.errors import TIMEOUT_HEADER
-from gateway.http.openai.embeddings import Input, TokenLimit
-from gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import RequestObject
-from gateway.http.request import get_request_id, run_in_time
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from pipelines.rag.classifier import TextClassifier
-from pipelines.rag.encoder_signature import Inputs
+from sluice.gateway.calls import note_prompt
+from sluice.gateway.http.bodies import dump_list, read_fields
+from sluice.gateway.http.errors import TIMEOUT_HEADER
+from sluice.gateway.http.openai.embeddings import Input, TokenLimit
+from sluice.gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import RequestObject
+from sluice.gateway.http.request import get_request_id, run_in_time
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.rag.classifier import TextClassifier
+from sluice.pipelines.rag.encoder_signature import Inputs
 
 
 class ClassificationRequest(RequestObject):

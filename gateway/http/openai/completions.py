@@ -5,7 +5,8 @@ from typing import cast
 
 import msgspec
 
-from gateway.http.openai.reply import (
+from sluice.errors import invalid
+from sluice.gateway.http.openai.reply import (
     Choice,
     JsonObject,
     OpenAIReply,
@@ -13,10 +14,9 @@ from gateway.http.openai.reply import (
     completion_logprobs,
     ending_fields,
 )
-from gateway.http.openai.requests import parse_generation, wants_beams
-from gateway.http.openai.schemas import CompletionRequest
-from pipelines.text.types import PlainPrompt, TextDetail, TextEvent, TextLogprob, TextRequest
-from sluice.errors import invalid
+from sluice.gateway.http.openai.requests import parse_generation, wants_beams
+from sluice.gateway.http.openai.schemas import CompletionRequest
+from sluice.pipelines.text.types import PlainPrompt, TextDetail, TextEvent, TextLogprob, TextRequest
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default."""

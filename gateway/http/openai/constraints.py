@@ -8,13 +8,13 @@ from typing import Any, NewType
 
 import msgspec
 
-from engine.guidance.closing import rewrite
-from engine.guidance.schema import parse_schema
-from engine.types import Grammar, GrammarKind
-from gateway.http.errors import client_names
-from gateway.http.openai.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
-from gateway.http.parsing import quote_value, schema_notes
+from sluice.engine.guidance.closing import rewrite
+from sluice.engine.guidance.schema import parse_schema
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import invalid
+from sluice.gateway.http.errors import client_names
+from sluice.gateway.http.openai.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
+from sluice.gateway.http.parsing import quote_value, schema_notes
 
 CONSTRAINT_FIELDS = frozenset(
     {

@@ -7,19 +7,19 @@ from fastapi import APIRouter, Request, Response
 from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from gateway.calls import admit_prompt, note_prompt
-from gateway.http.bodies import dump_list, read_fields
-from gateway.http.errors import TIMEOUT_HEADER
-from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds, prompt_kind
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import RequestObject, union_error
-from gateway.http.request import get_request_id, run_in_time
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from pipelines.answers.cache import Embedder
-from pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TO_THE_MODEL
-from pipelines.rag.encoder_signature import Inputs
-from pipelines.rag.types import Vector
+from sluice.gateway.calls import admit_prompt, note_prompt
+from sluice.gateway.http.bodies import dump_list, read_fields
+from sluice.gateway.http.errors import TIMEOUT_HEADER
+from sluice.gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds, prompt_kind
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import RequestObject, union_error
+from sluice.gateway.http.request import get_request_id, run_in_time
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.answers.cache import Embedder
+from sluice.pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TO_THE_MODEL
+from sluice.pipelines.rag.encoder_signature import Inputs
+from sluice.pipelines.rag.types import Vector
 
 MAX_INPUTS = 2048
 """Most texts of one request: OpenAI's limit."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from gateway.batches.store import FileUpload
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.batches.store import FileUpload
 
 FORM_BYTES = 64 << 10
 """Bytes that a form may have beside its file."""

@@ -8,16 +8,16 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import FileResponse
 
-from gateway.batches.records import OUTPUT_PURPOSE, PURPOSES, Batch, FileRecord, JsonObject, base_name
-from gateway.batches.service import BatchService
-from gateway.batches.store import FileUpload
-from gateway.batches.tables import Page
-from gateway.http.bodies import json_response
-from gateway.http.openai.file_form import FORM_BYTES, FileForm, FormReader
-from gateway.http.parsing import quote_name, warning_header
-from gateway.http.request import owner_of, read_pieces
-from gateway.options.config import ServeConfig
 from sluice.errors import invalid
+from sluice.gateway.batches.records import OUTPUT_PURPOSE, PURPOSES, Batch, FileRecord, JsonObject, base_name
+from sluice.gateway.batches.service import BatchService
+from sluice.gateway.batches.store import FileUpload
+from sluice.gateway.batches.tables import Page
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.http.openai.file_form import FORM_BYTES, FileForm, FormReader
+from sluice.gateway.http.parsing import quote_name, warning_header
+from sluice.gateway.http.request import owner_of, read_pieces
+from sluice.gateway.options.config import ServeConfig
 
 EXPIRY_S = range(3600, 2_592_000 + 1)
 """Seconds after which a file may expire: an hour to 30 days, as at OpenAI."""

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.types import FinishReason
-from gateway.http.openai.chat import ChatReply
-from gateway.http.openai.reply import Choice, JsonObject, ReplyOptions, ending_fields
-from gateway.http.sse import PLACEHOLDER, TextFrame, event_frame
-from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
-from pipelines.text.types import TextEvent, TextLogprob
+from sluice.engine.types import FinishReason
+from sluice.gateway.http.openai.chat import ChatReply
+from sluice.gateway.http.openai.reply import Choice, JsonObject, ReplyOptions, ending_fields
+from sluice.gateway.http.sse import PLACEHOLDER, TextFrame, event_frame
+from sluice.pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
+from sluice.pipelines.text.types import TextEvent, TextLogprob
 
 
 @dataclass(slots=True)

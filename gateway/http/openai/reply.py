@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import orjson
 from msgspec.structs import replace
 
-from gateway.http.errors import openai_error_body
-from gateway.http.sse import DONE, PLACEHOLDER, TextFrame, event_frame
-from pipelines.text.citations import encoding_field, to_json_objects
-from pipelines.text.detokenizer import REPLACEMENT_CHARACTER
-from pipelines.text.parts import Part
-from pipelines.text.types import TextDetail, TextEvent, TextLogprob, TokenText
 from sluice.errors import SluiceError
+from sluice.gateway.http.errors import openai_error_body
+from sluice.gateway.http.sse import DONE, PLACEHOLDER, TextFrame, event_frame
+from sluice.pipelines.text.citations import encoding_field, to_json_objects
+from sluice.pipelines.text.detokenizer import REPLACEMENT_CHARACTER
+from sluice.pipelines.text.parts import Part
+from sluice.pipelines.text.types import TextDetail, TextEvent, TextLogprob, TokenText
 
 JsonObject = dict[str, Any]
 LOWEST = -9999.0

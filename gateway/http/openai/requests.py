@@ -5,28 +5,29 @@ from typing import Any
 
 import msgspec
 
-from engine.sampling_fields import MAX_SEED, SAMPLING_FIELDS
-from engine.types import Grammar
-from gateway.http.errors import client_names
-from gateway.http.openai.constraints import CONSTRAINT_FIELDS, parse_constraint
-from gateway.http.openai.reply import ReplyOptions
-from gateway.http.openai.schemas import (
+from sluice.engine.sampling_fields import MAX_SEED, SAMPLING_FIELDS
+from sluice.engine.types import Grammar
+from sluice.errors import SluiceError, invalid
+from sluice.gateway.http.errors import client_names
+from sluice.gateway.http.openai.constraints import CONSTRAINT_FIELDS, parse_constraint
+from sluice.gateway.http.openai.reply import ReplyOptions
+from sluice.gateway.http.openai.schemas import (
     MAX_SEQUENCES,
     GenerationRequest,
     RetrievalFields,
     StreamOptions,
     TemplateFields,
 )
-from gateway.http.parsing import RequestObject, relaxed_parts, retriever_parameters
-from gateway.http.sampling import CONVERSIONS
-from gateway.http.tools import THINKING_SWITCHES
-from pipelines.llm.text_models import SEPARATOR
-from pipelines.rag import owner_keys
-from pipelines.rag.filters import parse_filter
-from pipelines.text.chat_template import names_in_template
-from pipelines.text.model import TextModel
-from pipelines.text.sampling import drop_random_seed
-from pipelines.text.types import (
+from sluice.gateway.http.parsing import RequestObject, relaxed_parts, retriever_parameters
+from sluice.gateway.http.sampling import CONVERSIONS
+from sluice.gateway.http.tools import THINKING_SWITCHES
+from sluice.pipelines.llm.text_models import SEPARATOR
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.rag.filters import parse_filter
+from sluice.pipelines.text.chat_template import names_in_template
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.sampling import drop_random_seed
+from sluice.pipelines.text.types import (
     Conversation,
     PlainPrompt,
     Prompt,
@@ -36,7 +37,6 @@ from pipelines.text.types import (
     TextForm,
     TextRequest,
 )
-from sluice.errors import SluiceError, invalid
 
 _NO_BEAMS = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
 _RETRIEVAL_NAMES = {"parameters": "rag", **{name: f"rag.{name}" for name in ("collection", "filter", "mode")}}

@@ -7,18 +7,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Discriminator, Field, Tag
 
-from gateway.calls import note_prompt
-from gateway.http.bodies import dump_list, read_fields
-from gateway.http.errors import COHERE_RERANK, TIMEOUT_HEADER
-from gateway.http.openai.embeddings import MAX_INPUTS, Texts
-from gateway.http.openai.schemas import MAX_MODEL_CHARS
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import RequestObject, text_or_list, text_or_object, union_error
-from gateway.http.request import get_request_id, run_in_time
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from pipelines.rag.retrieval.reranker import EncoderReranker, LlmReranker, ModelReranker
 from sluice.errors import invalid
+from sluice.gateway.calls import note_prompt
+from sluice.gateway.http.bodies import dump_list, read_fields
+from sluice.gateway.http.errors import COHERE_RERANK, TIMEOUT_HEADER
+from sluice.gateway.http.openai.embeddings import MAX_INPUTS, Texts
+from sluice.gateway.http.openai.schemas import MAX_MODEL_CHARS
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import RequestObject, text_or_list, text_or_object, union_error
+from sluice.gateway.http.request import get_request_id, run_in_time
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.rag.retrieval.reranker import EncoderReranker, LlmReranker, ModelReranker
 
 _CHARS_PER_ELEMENT = 16
 AnyReranker = ModelReranker | EncoderReranker | LlmReranker

@@ -10,15 +10,15 @@ from typing import Self, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from gateway.http.anthropic.models import is_anthropics, models_response
-from gateway.http.bodies import json_response
-from gateway.http.errors import client_names
-from gateway.http.openai import adapters, classify, embeddings, rerank, tokens
-from gateway.http.openai.chat import ChatReply, parse_chat_request
-from gateway.http.openai.completions import CompletionReply, parse_completion_request
-from gateway.http.openai.parts import PartsReply
-from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
-from gateway.http.openai.requests import (
+from sluice.gateway.http.anthropic.models import is_anthropics, models_response
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.http.errors import client_names
+from sluice.gateway.http.openai import adapters, classify, embeddings, rerank, tokens
+from sluice.gateway.http.openai.chat import ChatReply, parse_chat_request
+from sluice.gateway.http.openai.completions import CompletionReply, parse_completion_request
+from sluice.gateway.http.openai.parts import PartsReply
+from sluice.gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
+from sluice.gateway.http.openai.requests import (
     check_beams,
     check_trust,
     model_name,
@@ -26,31 +26,37 @@ from gateway.http.openai.requests import (
     with_owner_key,
     without_effect,
 )
-from gateway.http.openai.responses import routes as responses
-from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import parse_pieces_of_body, refuse_without_effect, warning_header
-from gateway.http.request import get_begin_time, get_request_id, parse_scheduling, read_pieces, run_while_connected
-from gateway.http.routers import add_routes
-from gateway.http.sse import EventStreamResponse
-from gateway.http.tools import SCHEMA_FIELDS, parse_with_schemas
-from gateway.options.config import ServeConfig
-from gateway.path_masking import hide_paths
-from gateway.service import InferenceService
-from pipelines.llm.text_models import AdapterText
-from pipelines.rag import owner_keys
-from pipelines.rag.classifier import TextClassifier
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.rag.retrieval.reranker import ModelReranker
-from pipelines.routes.encoder import RoutedEncoder
-from pipelines.routes.text import RoutedText
-from pipelines.text.model import TextModel
-from pipelines.text.parts import ChatReader
-from pipelines.text.relay import RelayedEvents, Sink
-from pipelines.text.stream import share_request
-from pipelines.text.types import TextEvent, TextRequest
-from serving.task_model import gather_all
+from sluice.gateway.http.openai.responses import routes as responses
+from sluice.gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import parse_pieces_of_body, refuse_without_effect, warning_header
+from sluice.gateway.http.request import (
+    get_begin_time,
+    get_request_id,
+    parse_scheduling,
+    read_pieces,
+    run_while_connected,
+)
+from sluice.gateway.http.routers import add_routes
+from sluice.gateway.http.sse import EventStreamResponse
+from sluice.gateway.http.tools import SCHEMA_FIELDS, parse_with_schemas
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.path_masking import hide_paths
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.llm.text_models import AdapterText
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.rag.classifier import TextClassifier
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.rag.retrieval.reranker import ModelReranker
+from sluice.pipelines.routes.encoder import RoutedEncoder
+from sluice.pipelines.routes.text import RoutedText
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.parts import ChatReader
+from sluice.pipelines.text.relay import RelayedEvents, Sink
+from sluice.pipelines.text.stream import share_request
+from sluice.pipelines.text.types import TextEvent, TextRequest
+from sluice.serving.task_model import gather_all
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Parse = Callable[[RequestT, TextRequest], tuple[list[TextRequest], ReplyOptions]]

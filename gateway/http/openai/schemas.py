@@ -1,8 +1,8 @@
 """Field names and types of requests to the OpenAI routes.
 
 Everything is strict: "5" is no number and 1 is no boolean. The allowed values are decided where they are used
-(`engine.validation`, `pipelines.text`), so that every protocol refuses the same ones in the same words. Null counts as
-absent. Lists fail fast, because only the first error is reported.
+(`sluice.engine.validation`, `sluice.pipelines.text`), so that every protocol refuses the same ones in the same words.
+Null counts as absent. Lists fail fast, because only the first error is reported.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,17 +10,25 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticKnownError
 
-from engine.sampling_fields import MAX_LOGPROBS, SAMPLING_FIELDS
-from gateway.http.openai.tool_schemas import (
+from sluice.engine.sampling_fields import MAX_LOGPROBS, SAMPLING_FIELDS
+from sluice.gateway.http.openai.tool_schemas import (
     ChatTurn,
     FunctionCallField,
     FunctionDefinition,
     FunctionTool,
     ToolChoiceField,
 )
-from gateway.http.parsing import MAX_LIST, Content, RequestObject, StopStrings, WholeNumber, text_or_object, union_error
-from gateway.http.sampling import build_sampling_schema
-from gateway.http.tools import MAX_TOOLS
+from sluice.gateway.http.parsing import (
+    MAX_LIST,
+    Content,
+    RequestObject,
+    StopStrings,
+    WholeNumber,
+    text_or_object,
+    union_error,
+)
+from sluice.gateway.http.sampling import build_sampling_schema
+from sluice.gateway.http.tools import MAX_TOOLS
 
 MAX_PROMPTS = 512
 """Most prompts in one completion request: each is a sequence of its own."""
@@ -153,7 +161,7 @@ _SamplingFields: Any = build_sampling_schema(each for each in SAMPLING_FIELDS.va
 
 
 class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields are a table's rows
-    """The fields that chat and plain completions share, besides those of `engine.sampling_fields`."""
+    """The fields that chat and plain completions share, besides those of `sluice.engine.sampling_fields`."""
 
     model: str = Field(max_length=MAX_MODEL_CHARS, description="The model; base:adapter for one of its LoRA adapters.")
     stream: bool | None = None

@@ -7,26 +7,26 @@ from typing import TypeVar
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from gateway.http.bodies import json_response, read_fields
-from gateway.http.openai.chat import parse_message
-from gateway.http.openai.requests import check_trust, parse_template_options
-from gateway.http.openai.schemas import MAX_MODEL_CHARS, TemplateFields, TokenIds
-from gateway.http.openai.tool_schemas import ChatTurn, FunctionTool
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import RequestObject
-from gateway.http.request import run_while_connected
-from gateway.http.tools import MAX_TOOLS
-from gateway.long_work import LONG_ELEMENTS
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_models import AdapterText
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
-from pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import Conversation, PromptForm
 from sluice.errors import invalid
+from sluice.gateway.http.bodies import json_response, read_fields
+from sluice.gateway.http.openai.chat import parse_message
+from sluice.gateway.http.openai.requests import check_trust, parse_template_options
+from sluice.gateway.http.openai.schemas import MAX_MODEL_CHARS, TemplateFields, TokenIds
+from sluice.gateway.http.openai.tool_schemas import ChatTurn, FunctionTool
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import RequestObject
+from sluice.gateway.http.request import run_while_connected
+from sluice.gateway.http.tools import MAX_TOOLS
+from sluice.gateway.long_work import LONG_ELEMENTS
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_models import AdapterText
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
+from sluice.pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import Conversation, PromptForm
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from gateway.http.parsing import (
+from sluice.gateway.http.parsing import (
     RequestObject,
     TextPart,
     refuse_media_part,
@@ -12,7 +12,7 @@ from gateway.http.parsing import (
     text_or_object,
     union_error,
 )
-from gateway.http.tools import MAX_TOOLS, TOOL_NAME_HELP, SentArguments, ToolSchema, arguments_text
+from sluice.gateway.http.tools import MAX_TOOLS, TOOL_NAME_HELP, SentArguments, ToolSchema, arguments_text
 
 
 class ImageUrl(RequestObject):

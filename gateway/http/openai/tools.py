@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.http.openai.schemas import ChatCompletionRequest
-from gateway.http.openai.tool_schemas import ChatTurn, FunctionDefinition, ImageUrlPart, ToolChoiceObject
-from gateway.http.tools import check_tool_names
-from pipelines.text.types import ChatMessage, ImagePart, ToolCall, ToolChoice
 from sluice.errors import invalid
+from sluice.gateway.http.openai.schemas import ChatCompletionRequest
+from sluice.gateway.http.openai.tool_schemas import ChatTurn, FunctionDefinition, ImageUrlPart, ToolChoiceObject
+from sluice.gateway.http.tools import check_tool_names
+from sluice.pipelines.text.types import ChatMessage, ImagePart, ToolCall, ToolChoice
 
 Tools = tuple[dict[str, Any], ...]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import orjson
 
-from gateway.http.errors import client_names, openai_error_body
-from gateway.http.rag.bodies import JsonObject
-from gateway.http.sse import DONE, encode_text
-from pipelines.text.citations import encoding_field, to_json_objects
-from pipelines.text.types import Retrieval, TextEvent
 from sluice.errors import SluiceError
+from sluice.gateway.http.errors import client_names, openai_error_body
+from sluice.gateway.http.rag.bodies import JsonObject
+from sluice.gateway.http.sse import DONE, encode_text
+from sluice.pipelines.text.citations import encoding_field, to_json_objects
+from sluice.pipelines.text.types import Retrieval, TextEvent
 
 Events = AsyncGenerator[TextEvent, None]
 _PARAM_NAMES = {"query": "question"}

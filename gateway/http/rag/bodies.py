@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import Request
 
-from pipelines.rag import owner_keys
-from pipelines.rag.types import CollectionInfo, DocumentInfo
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.rag.types import CollectionInfo, DocumentInfo
 
 JsonObject = dict[str, Any]
 

@@ -8,17 +8,17 @@ from typing import Annotated
 import orjson
 from fastapi import Query, Request, Response
 
-from gateway.http.bodies import json_response
-from gateway.http.errors import HTTP_STATUS, as_sluice_error, openai_error_body
-from gateway.http.parsing import warning_header
-from gateway.http.rag.bodies import JsonObject, collection_key, format_document, format_list
-from gateway.http.rag.uploads import UnreadableUpload, read_upload, read_uploads
-from gateway.http.request import get_request_id, run_while_connected
-from gateway.options.http import HttpOptions
-from pipelines.rag import owner_keys
-from pipelines.rag.library import DocumentLibrary, PutResult, PutStatus, check_collection_name
-from pipelines.rag.types import Upload
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.bodies import json_response
+from sluice.gateway.http.errors import HTTP_STATUS, as_sluice_error, openai_error_body
+from sluice.gateway.http.parsing import warning_header
+from sluice.gateway.http.rag.bodies import JsonObject, collection_key, format_document, format_list
+from sluice.gateway.http.rag.uploads import UnreadableUpload, read_upload, read_uploads
+from sluice.gateway.http.request import get_request_id, run_while_connected
+from sluice.gateway.options.http import HttpOptions
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.rag.library import DocumentLibrary, PutResult, PutStatus, check_collection_name
+from sluice.pipelines.rag.types import Upload
 
 MAX_LISTED = 1000
 Limit = Annotated[int, Query(ge=1, le=MAX_LISTED, description="Most documents to list.")]

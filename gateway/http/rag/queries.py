@@ -2,23 +2,23 @@
 
 from fastapi import Request, Response
 
-from gateway.http.bodies import json_response, read_fields
-from gateway.http.parsing import retriever_parameters
-from gateway.http.rag.answers import collect_answer, encode_error, stream_answer
-from gateway.http.rag.bodies import collection_key, format_list
-from gateway.http.rag.schemas import QUERY_SAMPLING, QueryRequest, SearchRequest
-from gateway.http.request import Scheduling, get_request_id, parse_scheduling, run_while_connected
-from gateway.http.sse import EventStreamResponse
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from pipelines.rag.filters import parse_filter
-from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
-from pipelines.rag.types import RetrievalMode, build_source
-from pipelines.text.citations import encoding_field, to_json_objects
-from pipelines.text.model import TextModel
-from pipelines.text.types import ChatMessage, Conversation, TextRequest
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.bodies import json_response, read_fields
+from sluice.gateway.http.parsing import retriever_parameters
+from sluice.gateway.http.rag.answers import collect_answer, encode_error, stream_answer
+from sluice.gateway.http.rag.bodies import collection_key, format_list
+from sluice.gateway.http.rag.schemas import QUERY_SAMPLING, QueryRequest, SearchRequest
+from sluice.gateway.http.request import Scheduling, get_request_id, parse_scheduling, run_while_connected
+from sluice.gateway.http.sse import EventStreamResponse
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.rag.filters import parse_filter
+from sluice.pipelines.rag.library import DocumentLibrary
+from sluice.pipelines.rag.retrieval.search import SearchOptions, SearchQuery
+from sluice.pipelines.rag.types import RetrievalMode, build_source
+from sluice.pipelines.text.citations import encoding_field, to_json_objects
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.types import ChatMessage, Conversation, TextRequest
 
 DEFAULT_PIPELINE = "rag_pipeline"
 _PROTOCOL = "rag"

@@ -4,19 +4,19 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.http import openapi
-from gateway.http.bodies import json_response, read_fields
-from gateway.http.parsing import RequestObject
-from gateway.http.rag.bodies import collection_key, format_collection, format_list
-from gateway.http.rag.documents import DocumentRoutes
-from gateway.http.rag.queries import QueryRoutes
-from gateway.http.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest
-from gateway.http.request import SCHEDULING_PARAMETERS
-from gateway.options.config import ServeConfig
-from gateway.options.http import HttpOptions
-from gateway.service import InferenceService
-from pipelines.rag import owner_keys
-from pipelines.rag.library import DocumentLibrary
+from sluice.gateway.http import openapi
+from sluice.gateway.http.bodies import json_response, read_fields
+from sluice.gateway.http.parsing import RequestObject
+from sluice.gateway.http.rag.bodies import collection_key, format_collection, format_list
+from sluice.gateway.http.rag.documents import DocumentRoutes
+from sluice.gateway.http.rag.queries import QueryRoutes
+from sluice.gateway.http.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest
+from sluice.gateway.http.request import SCHEDULING_PARAMETERS
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.http import HttpOptions
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.rag.library import DocumentLibrary
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _TEXT = {"schema": {"type": "string"}}

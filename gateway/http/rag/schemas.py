@@ -1,6 +1,6 @@
 """Fields that the RAG routes accept, with types as strict as those of the OpenAI routes.
 
-`engine.validation` checks the ranges of sampling fields, as for every protocol.
+`sluice.engine.validation` checks the ranges of sampling fields, as for every protocol.
 """
 
 import math
@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from engine.sampling_fields import SAMPLING_FIELDS, FieldKind
-from gateway.http.parsing import Message, RequestObject, StopStrings
-from gateway.http.sampling import build_sampling_schema
-from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K
+from sluice.engine.sampling_fields import SAMPLING_FIELDS, FieldKind
+from sluice.gateway.http.parsing import Message, RequestObject, StopStrings
+from sluice.gateway.http.sampling import build_sampling_schema
+from sluice.pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K
 
 MAX_METADATA_KEYS = 64
 MAX_DOCUMENTS = 10_000

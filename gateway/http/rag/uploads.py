@@ -13,18 +13,18 @@ from fastapi import Request
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from gateway.http.json_pieces import INLINE_BYTES, DocumentLimits, parse_pieces
-from gateway.http.parsing import parse_body, quote_name, quote_value
-from gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsRequest, MetadataObject
-from gateway.http.request import read_body
-from gateway.long_work import run_aside
-from gateway.options.http import HttpOptions
-from pipelines.rag.documents.encodings import find_encoding
-from pipelines.rag.documents.extract import UTF_8
-from pipelines.rag.documents.formats import detect_format
-from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.types import DocumentFormat, Metadata, Upload
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.json_pieces import INLINE_BYTES, DocumentLimits, parse_pieces
+from sluice.gateway.http.parsing import parse_body, quote_name, quote_value
+from sluice.gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsRequest, MetadataObject
+from sluice.gateway.http.request import read_body
+from sluice.gateway.long_work import run_aside
+from sluice.gateway.options.http import HttpOptions
+from sluice.pipelines.rag.documents.encodings import find_encoding
+from sluice.pipelines.rag.documents.extract import UTF_8
+from sluice.pipelines.rag.documents.formats import detect_format
+from sluice.pipelines.rag.documents.jsonl import JsonLines, is_jsonl
+from sluice.pipelines.rag.types import DocumentFormat, Metadata, Upload
 
 JSON = "application/json"
 FORM = "multipart/form-data"

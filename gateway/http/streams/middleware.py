@@ -7,14 +7,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.http.content_coding import without_encoding
-from gateway.http.errors import CLIENT_CLOSED_REQUEST, error_response
-from gateway.http.request import owner_of, read_body
-from gateway.http.streams.response import REPLAYED_HEADER, KeptResponse
-from gateway.http.streams.service import ConflictingKeyError, StreamService
-from gateway.http.streams.wishes import HEADERS, Wish, read_wish
-from gateway.options.http import HttpOptions
 from sluice.errors import SluiceError
+from sluice.gateway.http.content_coding import without_encoding
+from sluice.gateway.http.errors import CLIENT_CLOSED_REQUEST, error_response
+from sluice.gateway.http.request import owner_of, read_body
+from sluice.gateway.http.streams.response import REPLAYED_HEADER, KeptResponse
+from sluice.gateway.http.streams.service import ConflictingKeyError, StreamService
+from sluice.gateway.http.streams.wishes import HEADERS, Wish, read_wish
+from sluice.gateway.options.http import HttpOptions
 
 
 class StreamMiddleware:

@@ -6,12 +6,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.calls import ending_with_key
-from gateway.http.errors import anthropic_error_body, as_sluice_error, is_anthropic, openai_error_body
-from gateway.http.request import run_while_connected
-from gateway.http.sse import EventStreamResponse, SilenceBreaker, find_piece_writer
-from gateway.streams.kept import Head, Headers, KeptStream, StreamMovedError
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import ending_with_key
+from sluice.gateway.http.errors import anthropic_error_body, as_sluice_error, is_anthropic, openai_error_body
+from sluice.gateway.http.request import run_while_connected
+from sluice.gateway.http.sse import EventStreamResponse, SilenceBreaker, find_piece_writer
+from sluice.gateway.streams.kept import Head, Headers, KeptStream, StreamMovedError
 
 STREAM_HEADER = b"x-sluice-stream"
 REPLAYED_HEADER = b"idempotent-replayed"

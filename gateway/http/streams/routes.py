@@ -5,12 +5,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.http.request import owner_of
-from gateway.http.streams.response import KeptResponse
-from gateway.http.streams.service import StreamService
-from gateway.http.streams.wishes import LAST_EVENT_HEADER, parse_event_id
-from gateway.options.http import HttpOptions
 from sluice.errors import invalid
+from sluice.gateway.http.request import owner_of
+from sluice.gateway.http.streams.response import KeptResponse
+from sluice.gateway.http.streams.service import StreamService
+from sluice.gateway.http.streams.wishes import LAST_EVENT_HEADER, parse_event_id
+from sluice.gateway.options.http import HttpOptions
 
 
 def router(streams: StreamService, options: HttpOptions) -> APIRouter:

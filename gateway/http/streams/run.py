@@ -5,11 +5,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
-from gateway.calls import hold_call
-from gateway.http.errors import as_sluice_error, error_response
-from gateway.http.request import DETACHED
-from gateway.streams.kept import End, Head, Headers, KeptStream, Pieces
 from sluice.errors import SluiceError
+from sluice.gateway.calls import hold_call
+from sluice.gateway.http.errors import as_sluice_error, error_response
+from sluice.gateway.http.request import DETACHED
+from sluice.gateway.streams.kept import End, Head, Headers, KeptStream, Pieces
 
 _EVENT_END = b"\n\n"
 

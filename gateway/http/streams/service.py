@@ -9,22 +9,22 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Scope
 
-from gateway.calls import Call, current_call
-from gateway.http.access import find_place
-from gateway.http.request import owner_of
-from gateway.http.streams.run import DetachedRun, detached_scope
-from gateway.http.streams.wishes import KEY_HEADER, RESUME_HEADER, Wish
-from gateway.options.streams import StreamOptions
-from gateway.streams.kept import End, KeptStream, Origin, Tokens
-from gateway.streams.store import IdempotencyKey, SharedStore, StreamLimits, StreamStore, make_stream_id
-from gateway.telemetry.logs import current_request_id
-from pipelines.llm.tape import Tape, current_tape
-from pipelines.rag import owner_keys
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.calls import Call, current_call
+from sluice.gateway.http.access import find_place
+from sluice.gateway.http.request import owner_of
+from sluice.gateway.http.streams.run import DetachedRun, detached_scope
+from sluice.gateway.http.streams.wishes import KEY_HEADER, RESUME_HEADER, Wish
+from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.streams.kept import End, KeptStream, Origin, Tokens
+from sluice.gateway.streams.store import IdempotencyKey, SharedStore, StreamLimits, StreamStore, make_stream_id
+from sluice.gateway.telemetry.logs import current_request_id
+from sluice.pipelines.llm.tape import Tape, current_tape
+from sluice.pipelines.rag import owner_keys
 from sluice.repetition import Repetition, current_repetition
 
 if TYPE_CHECKING:
-    from gateway.streams.copies import Recorded
+    from sluice.gateway.streams.copies import Recorded
 
 _SECRETS = frozenset({b"authorization", b"x-api-key", owner_keys.HEADER.encode()})
 """Headers that are not kept: whoever comes back to a stream sends them again."""
@@ -61,7 +61,7 @@ class StreamService:
         """Who came last to a stream of another gateway."""
 
     def _open_shared(self, limits: StreamLimits) -> SharedStore:
-        from gateway.streams.shared import SharedStreams  # few servers need Redis' client
+        from sluice.gateway.streams.shared import SharedStreams  # few servers need Redis' client
 
         return SharedStreams(self.options.store, self.store, limits, self._rescue)
 

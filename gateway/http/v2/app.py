@@ -8,19 +8,19 @@ from functools import lru_cache
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.direct import Direct
-from gateway.http.errors import CLIENT_CLOSED_REQUEST, as_sluice_error
-from gateway.http.v2.direct import DirectInfer
-from gateway.http.v2.exchange import Exchange, RequestTarget, reply_error
-from gateway.http.v2.extensions import CudaMemoryRoutes, SettingRoutes, SystemMemoryRoutes
-from gateway.http.v2.generate import GenerateRoute
-from gateway.http.v2.infer import InferRoute
-from gateway.http.v2.models import ModelRoutes, RepositoryRoutes, VersionRoutingRoute
-from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
-from gateway.options.config import ServeConfig
-from gateway.v2.server import V2Service
-from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.direct import Direct
+from sluice.gateway.http.errors import CLIENT_CLOSED_REQUEST, as_sluice_error
+from sluice.gateway.http.v2.direct import DirectInfer
+from sluice.gateway.http.v2.exchange import Exchange, RequestTarget, reply_error
+from sluice.gateway.http.v2.extensions import CudaMemoryRoutes, SettingRoutes, SystemMemoryRoutes
+from sluice.gateway.http.v2.generate import GenerateRoute
+from sluice.gateway.http.v2.infer import InferRoute
+from sluice.gateway.http.v2.models import ModelRoutes, RepositoryRoutes, VersionRoutingRoute
+from sluice.gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.v2.server import V2Service
+from sluice.serving.model import Model
 
 log = logging.getLogger(__name__)
 _MAX_CACHED_PATHS = 1024

@@ -10,9 +10,10 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.direct import DirectExchange
-from gateway.http.errors import as_sluice_error
-from gateway.http.v2.exchange import (
+from sluice.errors import SluiceError
+from sluice.gateway.http.direct import DirectExchange
+from sluice.gateway.http.errors import as_sluice_error
+from sluice.gateway.http.v2.exchange import (
     JSON,
     V2_STATUS,
     Exchange,
@@ -21,12 +22,12 @@ from gateway.http.v2.exchange import (
     raw_error_headers,
     reply_error,
 )
-from gateway.http.v2.infer import body_headers, send_answer
-from gateway.http.v2.infer_request import HttpInferRequest, parse_at_once, parse_header_length, takes_long
-from gateway.http.v2.infer_response import (
+from sluice.gateway.http.v2.infer import body_headers, send_answer
+from sluice.gateway.http.v2.infer_request import HttpInferRequest, parse_at_once, parse_header_length, takes_long
+from sluice.gateway.http.v2.infer_response import (
     INLINE_BYTES as INLINE_ANSWER_BYTES,
 )
-from gateway.http.v2.infer_response import (
+from sluice.gateway.http.v2.infer_response import (
     InferBody,
     OutputPlan,
     compress_short,
@@ -34,15 +35,14 @@ from gateway.http.v2.infer_response import (
     encode_short_response,
     is_short,
 )
-from gateway.http.v2.plain_request import parse_plain_request
-from gateway.http.v2.request import JSON_LENGTH_HEADER, HeaderReader
-from gateway.long_work import has_short_inputs
-from gateway.v2.server import V2Service
-from serving.model import Model
-from serving.request import InferResponse
-from sluice.errors import SluiceError
+from sluice.gateway.http.v2.plain_request import parse_plain_request
+from sluice.gateway.http.v2.request import JSON_LENGTH_HEADER, HeaderReader
+from sluice.gateway.long_work import has_short_inputs
+from sluice.gateway.v2.server import V2Service
+from sluice.serving.model import Model
+from sluice.serving.request import InferResponse
 
-log = logging.getLogger("gateway.http.v2.app")
+log = logging.getLogger("sluice.gateway.http.v2.app")
 _PREFIX, _ACTION = b"/v2/models/", b"/infer"
 FindTarget = Callable[[str], RequestTarget | None]
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import HTTP_STATUS, error_headers
-from gateway.path_masking import client_message
-from gateway.v2.server import parse_version
-from serving.tensors.tensor import Buffer
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.errors import HTTP_STATUS, error_headers
+from sluice.gateway.path_masking import client_message
+from sluice.gateway.v2.server import parse_version
+from sluice.serving.tensors.tensor import Buffer
 
 JSON = b"application/json"
 BINARY = b"application/octet-stream"

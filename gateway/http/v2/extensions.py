@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import orjson
 
-from gateway.http.v2.exchange import Exchange, RequestTarget
-from gateway.http.v2.json_document import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.v2.exchange import Exchange, RequestTarget
+from sluice.gateway.http.v2.json_document import (
     array_member,
     boolean,
     find,
@@ -20,12 +21,11 @@ from gateway.http.v2.json_document import (
     string_member,
     unsigned,
 )
-from gateway.http.v2.request import BodyReader
-from gateway.v2.log_settings import LOG_SETTINGS, LogValue
-from gateway.v2.server import V2Service
-from gateway.v2.trace_values import TRACE_SETTINGS, TraceValue
-from serving.request import LATEST
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.v2.request import BodyReader
+from sluice.gateway.v2.log_settings import LOG_SETTINGS, LogValue
+from sluice.gateway.v2.server import V2Service
+from sluice.gateway.v2.trace_values import TRACE_SETTINGS, TraceValue
+from sluice.serving.request import LATEST
 
 T = TypeVar("T")
 

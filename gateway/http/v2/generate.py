@@ -7,21 +7,21 @@ from typing import TypeVar
 
 import orjson
 
-from gateway.calls import ending_with_key
-from gateway.http.errors import as_sluice_error
-from gateway.http.request import run_while_connected
-from gateway.http.v2.exchange import EVENTS, Exchange, RequestTarget, error_json
-from gateway.http.v2.generate_request import parse_generate_request
-from gateway.http.v2.long_document import INLINE_BYTES
-from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader, refuse_encoding
-from gateway.http.v2.tensor_json import encode_value
-from gateway.long_work import LONG_ELEMENTS, prepare_inputs, run_aside
-from gateway.v2.server import V2Service
-from gateway.v2.trace import Trace, following
-from pipelines.llm.model import LlmModel
-from serving.model import Model, ResponseStream
-from serving.request import InferRequest, InferResponse
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
+from sluice.gateway.calls import ending_with_key
+from sluice.gateway.http.errors import as_sluice_error
+from sluice.gateway.http.request import run_while_connected
+from sluice.gateway.http.v2.exchange import EVENTS, Exchange, RequestTarget, error_json
+from sluice.gateway.http.v2.generate_request import parse_generate_request
+from sluice.gateway.http.v2.long_document import INLINE_BYTES
+from sluice.gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader, refuse_encoding
+from sluice.gateway.http.v2.tensor_json import encode_value
+from sluice.gateway.long_work import LONG_ELEMENTS, prepare_inputs, run_aside
+from sluice.gateway.v2.server import V2Service
+from sluice.gateway.v2.trace import Trace, following
+from sluice.pipelines.llm.model import LlmModel
+from sluice.serving.model import Model, ResponseStream
+from sluice.serving.request import InferRequest, InferResponse
 
 T = TypeVar("T")
 _NOT_ONE_RESPONSE = (

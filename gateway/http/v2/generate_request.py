@@ -5,17 +5,17 @@ from codecs import BOM_UTF8
 from contextlib import suppress
 from math import prod
 
-from gateway.http.request import MAX_TIMEOUT_S
-from gateway.http.v2.infer_request import PROTOCOL, already_exists, max_string_chars, parse_custom_parameter
-from gateway.http.v2.json_document import find, has, members, mistyped, string, text, unreadable
-from gateway.http.v2.long_document import INLINE_BYTES, parse_document
-from gateway.http.v2.tensor_json import check_strings, count_elements, parse_tensor
-from pipelines.llm.model import LlmModel
-from serving.model import Model
-from serving.request import InferRequest
-from serving.spec import TensorSpec
-from serving.tensors.datatypes import BYTES
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.request import MAX_TIMEOUT_S
+from sluice.gateway.http.v2.infer_request import PROTOCOL, already_exists, max_string_chars, parse_custom_parameter
+from sluice.gateway.http.v2.json_document import find, has, members, mistyped, string, text, unreadable
+from sluice.gateway.http.v2.long_document import INLINE_BYTES, parse_document
+from sluice.gateway.http.v2.tensor_json import check_strings, count_elements, parse_tensor
+from sluice.pipelines.llm.model import LlmModel
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest
+from sluice.serving.spec import TensorSpec
+from sluice.serving.tensors.datatypes import BYTES
 
 _NESTED = "parameters"
 """Key of an object whose keys count as if they stood beside it."""

@@ -6,16 +6,16 @@ from time import perf_counter_ns
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from gateway.http.v2.exchange import BINARY, JSON, Exchange, RequestTarget
-from gateway.http.v2.infer_request import HttpInferRequest, parse_header_length, parse_infer_request
-from gateway.http.v2.infer_response import InferBody, compress_body, encode_infer_response
-from gateway.http.v2.request import JSON_LENGTH_HEADER, STICKY_HEADER, BodyReader, HeaderReader
-from gateway.v2.server import V2Service
-from gateway.v2.trace import Trace, following
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.v2.exchange import BINARY, JSON, Exchange, RequestTarget
+from sluice.gateway.http.v2.infer_request import HttpInferRequest, parse_header_length, parse_infer_request
+from sluice.gateway.http.v2.infer_response import InferBody, compress_body, encode_infer_response
+from sluice.gateway.http.v2.request import JSON_LENGTH_HEADER, STICKY_HEADER, BodyReader, HeaderReader
+from sluice.gateway.v2.server import V2Service
+from sluice.gateway.v2.trace import Trace, following
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferResponse
 
 _UNWATCHED_S = 0.02
 """Seconds before an answer's client is watched: for a shorter answer that costs more than it saves."""

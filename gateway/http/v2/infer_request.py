@@ -4,8 +4,9 @@ import re
 from dataclasses import dataclass, field
 from math import prod
 
-from gateway.http.v2.infer_response import AS_BINARY, AS_JSON, OutputPlan, find_window, parse_outputs
-from gateway.http.v2.json_document import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.v2.infer_response import AS_BINARY, AS_JSON, OutputPlan, find_window, parse_outputs
+from sluice.gateway.http.v2.json_document import (
     MAX_INT64,
     array_member,
     boolean,
@@ -18,18 +19,17 @@ from gateway.http.v2.json_document import (
     text,
     unsigned,
 )
-from gateway.http.v2.long_document import INLINE_BYTES, MAX_TEXT_CHARS, ArrayText, parse_document
-from gateway.http.v2.tensor_json import parse_tensor
-from gateway.long_work import prepare_inputs, run_aside
-from gateway.v2.shared_memory import LONG_COPY_BYTES, LongCopyError, SharedMemoryRegistry, copy_window
-from pipelines.text.model import text_model_of
-from serving.model import Model
-from serving.request import InferRequest, Parameter, SequenceFlag
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors import byte_strings
-from serving.tensors.datatypes import BYTES, DATA_TYPES
-from serving.tensors.tensor import Tensor, format_shape
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.v2.long_document import INLINE_BYTES, MAX_TEXT_CHARS, ArrayText, parse_document
+from sluice.gateway.http.v2.tensor_json import parse_tensor
+from sluice.gateway.long_work import prepare_inputs, run_aside
+from sluice.gateway.v2.shared_memory import LONG_COPY_BYTES, LongCopyError, SharedMemoryRegistry, copy_window
+from sluice.pipelines.text.model import text_model_of
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, Parameter, SequenceFlag
+from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES
+from sluice.serving.tensors.tensor import Tensor, format_shape
 
 PROTOCOL = "v2_http"
 _COPIED_BYTES = 4096

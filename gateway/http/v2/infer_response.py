@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import orjson
 
-from gateway.http.v2.json_document import array_member, boolean, find, has, string, string_member, unsigned
-from gateway.http.v2.tensor_json import encode_pieces
-from gateway.long_work import LONG_ELEMENTS, run_aside
-from gateway.v2.classification import classify
-from gateway.v2.shared_memory import LONG_COPY_BYTES, SharedMemoryRegistry, write_output
-from serving.model import Model
-from serving.request import InferResponse
-from serving.tensors.datatypes import BYTES
-from serving.tensors.tensor import Buffer, Tensor
 from sluice.errors import SluiceError, invalid
+from sluice.gateway.http.v2.json_document import array_member, boolean, find, has, string, string_member, unsigned
+from sluice.gateway.http.v2.tensor_json import encode_pieces
+from sluice.gateway.long_work import LONG_ELEMENTS, run_aside
+from sluice.gateway.v2.classification import classify
+from sluice.gateway.v2.shared_memory import LONG_COPY_BYTES, SharedMemoryRegistry, write_output
+from sluice.serving.model import Model
+from sluice.serving.request import InferResponse
+from sluice.serving.tensors.datatypes import BYTES
+from sluice.serving.tensors.tensor import Buffer, Tensor
 
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 _ENCODINGS = ("identity", "deflate", "gzip")

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gateway.http.json_pieces import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.json_pieces import (
     MAX_DEPTH,
     DocumentError,
     DocumentLimits,
@@ -22,9 +23,8 @@ from gateway.http.json_pieces import (
     TooDeepError,
     parse_pieces,
 )
-from gateway.http.v2.json_document import parse, too_deep, unreadable
-from gateway.long_work import breathe
-from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.v2.json_document import parse, too_deep, unreadable
+from sluice.gateway.long_work import breathe
 
 INLINE_BYTES = 64 << 10
 """Longest document that is parsed at once, in a few milliseconds."""

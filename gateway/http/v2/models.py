@@ -6,13 +6,14 @@ from typing import Any
 
 import orjson
 
-from gateway.calls import is_visible, note_model
-from gateway.http.v2.exchange import Exchange, RequestTarget
-from gateway.http.v2.json_document import boolean, find, has, member_of_request, members, string
-from gateway.http.v2.long_document import parse_document
-from gateway.http.v2.request import BodyReader, refuse_encoding
-from gateway.long_work import run_aside
-from gateway.v2.repository import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.calls import is_visible, note_model
+from sluice.gateway.http.v2.exchange import Exchange, RequestTarget
+from sluice.gateway.http.v2.json_document import boolean, find, has, member_of_request, members, string
+from sluice.gateway.http.v2.long_document import parse_document
+from sluice.gateway.http.v2.request import BodyReader, refuse_encoding
+from sluice.gateway.long_work import run_aside
+from sluice.gateway.v2.repository import (
     ADAPTER_PARAMETERS,
     BASE_MODEL,
     LoadRequest,
@@ -21,10 +22,9 @@ from gateway.v2.repository import (
     load_model,
     unload_model,
 )
-from gateway.v2.server import V2Service, model_metadata, server_metadata, statistics
-from serving.config.config_json import config_json
-from serving.repository.routing import Routing
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.v2.server import V2Service, model_metadata, server_metadata, statistics
+from sluice.serving.config.config_json import config_json
+from sluice.serving.repository.routing import Routing
 
 _NOT_READY = "Model version not ready"
 _PLAIN = b"text/plain"

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gateway.http.v2.infer_request import PROTOCOL, BinaryData, HttpInferRequest, count_elements
-from gateway.http.v2.infer_response import AS_BINARY, AS_JSON, OutputPlan
-from gateway.http.v2.json_document import MAX_INT64
-from gateway.http.v2.tensor_json import parse_tensor
-from serving.request import InferRequest
-from serving.tensors.datatypes import DATA_TYPES
-from serving.tensors.tensor import Tensor
+from sluice.gateway.http.v2.infer_request import PROTOCOL, BinaryData, HttpInferRequest, count_elements
+from sluice.gateway.http.v2.infer_response import AS_BINARY, AS_JSON, OutputPlan
+from sluice.gateway.http.v2.json_document import MAX_INT64
+from sluice.gateway.http.v2.tensor_json import parse_tensor
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.datatypes import DATA_TYPES
+from sluice.serving.tensors.tensor import Tensor
 
 _Unsigned = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)]
 

@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.calls import allowed_priority, current_call
-from gateway.http.content_coding import ENCODING, PackedBody
-from gateway.http.errors import UnknownEncodingError, body_too_large
-from gateway.http.protocol import NAMES_AS_SENT
-from gateway.http.request import BODY_TIMEOUT_S, body_timeout, next_piece, parse_scheduling
-from gateway.http.v2.exchange import Exchange
-from gateway.http.v2.json_document import parse
-from gateway.long_work import LONG_BYTES, trim_later
-from gateway.options.http import RequestOptions
-from gateway.sessions import STICKY_HEADER as STICKY_TEXT
-from gateway.v2.forwarded_headers import ForwardedHeaders
-from serving.request import InferRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.calls import allowed_priority, current_call
+from sluice.gateway.http.content_coding import ENCODING, PackedBody
+from sluice.gateway.http.errors import UnknownEncodingError, body_too_large
+from sluice.gateway.http.protocol import NAMES_AS_SENT
+from sluice.gateway.http.request import BODY_TIMEOUT_S, body_timeout, next_piece, parse_scheduling
+from sluice.gateway.http.v2.exchange import Exchange
+from sluice.gateway.http.v2.json_document import parse
+from sluice.gateway.long_work import LONG_BYTES, trim_later
+from sluice.gateway.options.http import RequestOptions
+from sluice.gateway.sessions import STICKY_HEADER as STICKY_TEXT
+from sluice.gateway.v2.forwarded_headers import ForwardedHeaders
+from sluice.serving.request import InferRequest
 
 JSON_LENGTH_HEADER = b"inference-header-content-length"
 STICKY_HEADER = STICKY_TEXT.encode()

@@ -12,13 +12,13 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from gateway.http.v2.json_document import MAX_DEPTH, is_signed, mistyped, too_deep, unreadable
-from gateway.http.v2.long_document import ArrayText
-from gateway.long_work import PIECE_ELEMENTS
-from serving.tensors import byte_strings
-from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.v2.json_document import MAX_DEPTH, is_signed, mistyped, too_deep, unreadable
+from sluice.gateway.http.v2.long_document import ArrayText
+from sluice.gateway.long_work import PIECE_ELEMENTS
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
+from sluice.serving.tensors.tensor import Array, Tensor
 
 _BINARY_ONLY = ("FP16", "BF16")
 _MIN_NUMPY_ELEMENTS = 64

@@ -7,8 +7,8 @@ import codecs
 
 import msgspec
 
-from pipelines.rag.documents.encodings import decode_bytes
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.rag.documents.encodings import decode_bytes
 
 MAX_HEADING_CHARS = 200
 UTF_8 = "utf-8"

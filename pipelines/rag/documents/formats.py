@@ -4,9 +4,9 @@ import codecs
 import re
 from pathlib import PurePosixPath
 
-from pipelines.rag.documents.extract import UTF_8, decode_text
-from pipelines.rag.types import DocumentFormat
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.rag.documents.extract import UTF_8, decode_text
+from sluice.pipelines.rag.types import DocumentFormat
 
 _ACCEPTED = "text (UTF-8, or UTF-16 with a byte order mark), Markdown, HTML, PDF"
 _PDF_MARK = b"%PDF-"

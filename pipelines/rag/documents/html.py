@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from selectolax.lexbor import LexborHTMLParser
 
-from pipelines.rag.documents.encodings import find_declaration, find_encoding
-from pipelines.rag.documents.extract import UTF_8, Extract, decode_text, find_mark
-from pipelines.rag.documents.text_writer import BLOCK, LINE, TextWriter
 from sluice.errors import invalid
+from sluice.pipelines.rag.documents.encodings import find_declaration, find_encoding
+from sluice.pipelines.rag.documents.extract import UTF_8, Extract, decode_text, find_mark
+from sluice.pipelines.rag.documents.text_writer import BLOCK, LINE, TextWriter
 
 _DECLARED_WITHIN = 1024
 """Bytes in which a page has to declare its encoding, by the HTML Standard."""

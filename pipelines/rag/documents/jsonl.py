@@ -5,9 +5,9 @@ from typing import Any, Self
 
 import orjson
 
-from pipelines.rag.documents.extract import UTF_8
-from pipelines.rag.types import DocumentFormat, Metadata, Upload
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.rag.documents.extract import UTF_8
+from sluice.pipelines.rag.types import DocumentFormat, Metadata, Upload
 
 _MEDIA_TYPES = {f"application/{name}" for name in ("jsonl", "jsonlines", "ndjson", "x-jsonlines", "x-ndjson")}
 _SUFFIXES = (".jsonl", ".ndjson")

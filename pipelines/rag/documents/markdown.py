@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from pipelines.rag.documents.extract import UTF_8, Extract, decode_text, format_label
+from sluice.pipelines.rag.documents.extract import UTF_8, Extract, decode_text, format_label
 
 _BLOCKS = MarkdownIt("commonmark").enable("table").disable("inline")
 """Finds blocks only: inline content stays source, and parsing it would take this parser most of its time."""

@@ -14,11 +14,11 @@ from typing import IO
 
 import msgspec
 
-from pipelines.rag.documents.extract import Extract
-from pipelines.rag.documents.readers import read_document
-from pipelines.rag.documents.sandbox_worker import ReadFailure, ReadResult, SandboxLimits
-from pipelines.rag.types import DocumentFormat, Heading, ParsedDocument
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.rag.documents.extract import Extract
+from sluice.pipelines.rag.documents.readers import read_document
+from sluice.pipelines.rag.documents.sandbox_worker import ReadFailure, ReadResult, SandboxLimits
+from sluice.pipelines.rag.types import DocumentFormat, Heading, ParsedDocument
 
 _MAX_THREAD_BYTES = {DocumentFormat.MARKDOWN: 256 << 10, DocumentFormat.HTML: 16 << 10, DocumentFormat.PDF: 0}
 """Largest document of each format that a thread reads, which saves 0.1 s for the start of a process.
@@ -67,7 +67,7 @@ async def parse_document(
     return ParsedDocument(extract.text, extract.title, headings, extract.breaks)
 
 
-_WORKER = "pipelines.rag.documents.sandbox_worker"
+_WORKER = "sluice.pipelines.rag.documents.sandbox_worker"
 _PART_BYTES = 4 << 20
 """Bytes that one call in a thread writes. A cancelled caller waits for the call, so it has to be short."""
 _WALL_PER_CPU = 4

@@ -14,8 +14,8 @@ from typing import Any
 import pypdfium2
 import pypdfium2.raw as pdfium
 
-from pipelines.rag.documents.extract import Extract, format_label
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.rag.documents.extract import Extract, format_label
 
 _MAX_BOOKMARKS = 20_000
 _NO_TITLE = re.compile(r"untitled.*|microsoft word - .*|.*\.(?:docx?|dvi|indd|odt|pdf|pptx?|rtf|tex)", re.IGNORECASE)

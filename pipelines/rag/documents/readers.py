@@ -2,8 +2,8 @@
 
 import re
 
-from pipelines.rag.documents.extract import UTF_8, Extract, decode_text
 from sluice.errors import invalid
+from sluice.pipelines.rag.documents.extract import UTF_8, Extract, decode_text
 
 _PARAGRAPH = re.compile(r"\n[^\S\n]*+\n\s*+")
 
@@ -20,15 +20,15 @@ def read_document(format: str, content: bytes, max_chars: int, encoding: str = "
         case "text":
             extract = read_text(content, encoding or UTF_8)
         case "markdown":
-            from pipelines.rag.documents.markdown import read_markdown
+            from sluice.pipelines.rag.documents.markdown import read_markdown
 
             extract = read_markdown(content, encoding or UTF_8)
         case "html":
-            from pipelines.rag.documents.html import read_html
+            from sluice.pipelines.rag.documents.html import read_html
 
             extract = read_html(content, encoding)
         case "pdf":
-            from pipelines.rag.documents.pdf import read_pdf
+            from sluice.pipelines.rag.documents.pdf import read_pdf
 
             extract = read_pdf(content, max_chars)
         case _:

@@ -1,4 +1,4 @@
-"""The sandbox process: `python -m pipelines.rag.documents.sandbox_worker FORMAT LIMITS ENCODING` reads one.
+"""The sandbox process: `python -m sluice.pipelines.rag.documents.sandbox_worker FORMAT LIMITS ENCODING` reads one.
 
 The document comes on standard input and the result goes to standard output, both files. The process limits itself
 before it reads a byte of the document, so that a malicious document takes down this process alone.
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from pipelines.rag.documents.extract import Extract
-from pipelines.rag.documents.readers import read_document
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.documents.extract import Extract
+from sluice.pipelines.rag.documents.readers import read_document
 
 
 class SandboxLimits(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """Writes structured text as light Markdown, the form that language models know best."""
 
-from pipelines.rag.documents.extract import Extract, format_label
+from sluice.pipelines.rag.documents.extract import Extract, format_label
 
 LINE, BLOCK = "\n", "\n\n"
 _GAPS = ("", " ", LINE, BLOCK)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.rag.prompts.templates import NO_ANSWER_PLACE, NumberedPassage, PromptTemplate, build_messages
-from pipelines.rag.prompts.tokens import PromptTokens
-from pipelines.text.citations import Source
-from pipelines.text.tokenizer import ROLES
-from pipelines.text.types import ChatMessage
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.rag.prompts.templates import NO_ANSWER_PLACE, NumberedPassage, PromptTemplate, build_messages
+from sluice.pipelines.rag.prompts.tokens import PromptTokens
+from sluice.pipelines.text.citations import Source
+from sluice.pipelines.text.tokenizer import ROLES
+from sluice.pipelines.text.types import ChatMessage
 
 _TOKENS_PER_JOINT = 4
 """Most tokens by which two texts can grow when they are joined. Tokenizers split at white space, which is between all

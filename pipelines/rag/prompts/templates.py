@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from pipelines.rag.prompts.statements import Statement, find_best_statement, split_statements, subject_coverage
-from pipelines.text.citations import Source
-from pipelines.text.types import ChatMessage
+from sluice.pipelines.rag.prompts.statements import Statement, find_best_statement, split_statements, subject_coverage
+from sluice.pipelines.text.citations import Source
+from sluice.pipelines.text.types import ChatMessage
 
 NO_ANSWER_PLACE = "{no_answer}"
 """Placeholder in instructions for the sentence that answers a question which the sources do not answer."""

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
-from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
+from sluice.pipelines.text.types import ChatMessage
 
 _TOKENS_PER_MESSAGE = 8
 """Most tokens that chat templates put around a message; most of them put 3 to 5."""

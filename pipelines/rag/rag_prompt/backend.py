@@ -9,19 +9,19 @@ import msgspec
 import orjson
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.prompts.assembly import Prompt, PromptStyle, RetrievedPassage, assemble_prompt
-from pipelines.rag.rag_prompt.language_model import LanguageModel, read_prompt_tokens
-from pipelines.rag.rag_prompt.request import PromptSettings, RagPromptRequest, parse_request, parse_settings
-from pipelines.text.citations import Source, decode_progress, decode_source, encode_source
-from pipelines.text.text_tensors import build_text_tensor, encode_messages, read_text_rows
-from serving.backend import Backend, BackendContext
-from serving.config.completion import DeclaredTensor, complete_tensors
-from serving.config.validation import complete_and_check
-from serving.request import InferRequest
-from serving.spec import ModelSource
-from serving.task_model import MakeOutputs, TaskModel
-from serving.tensors.tensor import Tensor
 from sluice.errors import invalid
+from sluice.pipelines.rag.prompts.assembly import Prompt, PromptStyle, RetrievedPassage, assemble_prompt
+from sluice.pipelines.rag.rag_prompt.language_model import LanguageModel, read_prompt_tokens
+from sluice.pipelines.rag.rag_prompt.request import PromptSettings, RagPromptRequest, parse_request, parse_settings
+from sluice.pipelines.text.citations import Source, decode_progress, decode_source, encode_source
+from sluice.pipelines.text.text_tensors import build_text_tensor, encode_messages, read_text_rows
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.config.completion import DeclaredTensor, complete_tensors
+from sluice.serving.config.validation import complete_and_check
+from sluice.serving.request import InferRequest
+from sluice.serving.spec import ModelSource
+from sluice.serving.task_model import MakeOutputs, TaskModel
+from sluice.serving.tensors.tensor import Tensor
 
 QUERY, CONTEXT, SOURCES, ENCODING = "query", "context", "sources", "encoding"
 MESSAGES, DROPPED, SAMPLING_CONFIG, CACHE_SALT = "messages", "dropped", "sampling_config", "cache_salt"

@@ -3,15 +3,15 @@
 import asyncio
 from pathlib import Path
 
-from pipelines.llm.model import llm_text_of
-from pipelines.llm.text import LlmText
-from pipelines.rag.prompts.assembly import TokenBudget
-from pipelines.rag.prompts.tokens import EstimatedTokens, PromptTokens, TokenizerTokens
-from pipelines.rag.rag_prompt.request import PromptSettings
-from pipelines.text.tokenizer import Tokenizer
-from serving.backend import ModelLookup
-from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.model import llm_text_of
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.rag.prompts.assembly import TokenBudget
+from sluice.pipelines.rag.prompts.tokens import EstimatedTokens, PromptTokens, TokenizerTokens
+from sluice.pipelines.rag.rag_prompt.request import PromptSettings
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.serving.backend import ModelLookup
+from sluice.serving.model import Model
 
 
 def read_prompt_tokens(settings: PromptSettings, folder: Path) -> PromptTokens | None:

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.parse import MAX_SALT_CHARS
-from pipelines.rag import owner_keys
-from pipelines.rag.prompts.assembly import PromptStyle
-from pipelines.rag.prompts.templates import TEMPLATES, TemplateName
-from pipelines.rag.retrieval.search import MAX_TOP_K
-from pipelines.text.text_tensors import decode_messages
-from pipelines.text.tokenizer import ROLES
-from pipelines.text.types import ChatMessage
-from serving.config.parameters import ParameterReader
-from serving.request import InferRequest, Parameters
 from sluice.errors import SluiceError, invalid
+from sluice.pipelines.llm.parse import MAX_SALT_CHARS
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.rag.prompts.assembly import PromptStyle
+from sluice.pipelines.rag.prompts.templates import TEMPLATES, TemplateName
+from sluice.pipelines.rag.retrieval.search import MAX_TOP_K
+from sluice.pipelines.text.text_tensors import decode_messages
+from sluice.pipelines.text.tokenizer import ROLES
+from sluice.pipelines.text.types import ChatMessage
+from sluice.serving.config.parameters import ParameterReader
+from sluice.serving.request import InferRequest, Parameters
 
 PARAMETERS = (
     *("llm", "template", "instructions", "no_answer", "max_sources"),

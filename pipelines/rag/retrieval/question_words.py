@@ -2,7 +2,7 @@
 
 import re
 
-from pipelines.rag.types import Hit
+from sluice.pipelines.rag.types import Hit
 
 _WORD = re.compile(r"\w+")
 _COMMON = frozenset(

@@ -12,19 +12,19 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from pipelines.llm.model import scorer_of
-from pipelines.llm.text import LlmText
-from pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, TO_THE_MODEL, TextEncoder
-from pipelines.rag.encoder_signature import find_tokenizer
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.stages.tokenizer_model import INPUT_IDS, TOKEN_INPUTS, TextTokenizer
-from serving.backend import ModelLookup
-from serving.model import Model, infer_one
-from serving.request import InferRequest
-from serving.task_model import gather_all
-from serving.tensors.datatypes import BYTES
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.llm.model import scorer_of
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, TO_THE_MODEL, TextEncoder
+from sluice.pipelines.rag.encoder_signature import find_tokenizer
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.stages.tokenizer_model import INPUT_IDS, TOKEN_INPUTS, TextTokenizer
+from sluice.serving.backend import ModelLookup
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest
+from sluice.serving.task_model import gather_all
+from sluice.serving.tensors.datatypes import BYTES
+from sluice.serving.tensors.tensor import Array, Tensor
 
 QUERY, DOCUMENTS, SCORES = "query", "documents", "scores"
 FILENAME = "tokenizer.json"

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pipelines.rag.filters import Filter
-from pipelines.rag.retrieval.diversity import diversify, drop_duplicates
-from pipelines.rag.retrieval.question_words import mentions_subject, subject_words
-from pipelines.rag.stores.base import Store
-from pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode, Vector
 from sluice.errors import invalid
+from sluice.pipelines.rag.filters import Filter
+from sluice.pipelines.rag.retrieval.diversity import diversify, drop_duplicates
+from sluice.pipelines.rag.retrieval.question_words import mentions_subject, subject_words
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode, Vector
 
 MAX_TOP_K = 100
 MAX_CANDIDATES = 1000

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from pipelines.rag.types import (
+from sluice.pipelines.rag.types import (
     CandidateHits,
     CandidateQuery,
     CollectionInfo,

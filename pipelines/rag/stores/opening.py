@@ -5,9 +5,9 @@ import os
 import re
 from pathlib import Path
 
-from pipelines.rag.stores.base import Store
-from pipelines.rag.stores.sqlite.store import SqliteStore
 from sluice.errors import invalid
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SQLITE = "sqlite://"
@@ -53,6 +53,6 @@ def _postgres(url: str) -> Store:
     except ImportError as error:
         message = f"a Postgres store needs psycopg, which is not here ({error}): pip install 'sluice[postgres]'"
         raise invalid("store", message) from error
-    from pipelines.rag.stores.postgres.store import PostgresStore
+    from sluice.pipelines.rag.stores.postgres.store import PostgresStore
 
     return PostgresStore(url)

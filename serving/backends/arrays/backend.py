@@ -9,24 +9,24 @@ from typing import ClassVar, NamedTuple
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, BackendContext
-from serving.backends.arrays.batch import BatchAssembler, parse_batch_tensors
-from serving.backends.arrays.config import (
+from sluice.errors import SluiceError
+from sluice.heap import trim_heap
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.backends.arrays.batch import BatchAssembler, parse_batch_tensors
+from sluice.serving.backends.arrays.config import (
     DEFAULT_MAX_BATCH_SIZE,
     check_config,
     complete_config,
     default_max_batch_size,
     needs_completion,
 )
-from serving.backends.arrays.instance import ArrayInstance, prepare_thread
-from serving.backends.arrays.session import ArraySession, Signature
-from serving.batching.scheduled_model import InstanceStarter, ScheduledModel
-from serving.config.validation import check_tensors
-from serving.instance import HostPolicy, Placement, choose_host_policy, place_instances
-from serving.model import Model
-from serving.spec import ModelSource, build_spec, read_labels
-from sluice.errors import SluiceError
-from sluice.heap import trim_heap
+from sluice.serving.backends.arrays.instance import ArrayInstance, prepare_thread
+from sluice.serving.backends.arrays.session import ArraySession, Signature
+from sluice.serving.batching.scheduled_model import InstanceStarter, ScheduledModel
+from sluice.serving.config.validation import check_tensors
+from sluice.serving.instance import HostPolicy, Placement, choose_host_policy, place_instances
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource, build_spec, read_labels
 
 
 class _SharedPlace(NamedTuple):

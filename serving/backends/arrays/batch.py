@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from tritonclient.grpc.model_config_pb2 import BatchInput, ModelConfig
 
-from serving.backends.arrays.session import ArraySession
-from serving.request import InferRequest
-from serving.spec import ModelSpec, TensorSpec, read_data_type
-from serving.tensors.byte_strings import object_array
-from serving.tensors.datatypes import BYTES, DataType
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backends.arrays.session import ArraySession
+from sluice.serving.request import InferRequest
+from sluice.serving.spec import ModelSpec, TensorSpec, read_data_type
+from sluice.serving.tensors.byte_strings import object_array
+from sluice.serving.tensors.datatypes import BYTES, DataType
+from sluice.serving.tensors.tensor import Array, Tensor
 
 _Shapes = Sequence[tuple[int, ...]]
 """Shapes of one input, one for each request, including the batch dimension."""

@@ -7,13 +7,13 @@ from typing import Any
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.arrays.batch import parse_batch_tensors
-from serving.backends.arrays.session import Signature, TensorSignature
-from serving.findings import Finding, InvalidConfig
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors.datatypes import DataType
-from serving.tensors.tensor import format_shape
 from sluice.errors import invalid_argument
+from sluice.serving.backends.arrays.batch import parse_batch_tensors
+from sluice.serving.backends.arrays.session import Signature, TensorSignature
+from sluice.serving.findings import Finding, InvalidConfig
+from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.tensors.datatypes import DataType
+from sluice.serving.tensors.tensor import format_shape
 
 DEFAULT_MAX_BATCH_SIZE = 4
 """Default of Triton's `--backend-config=default-max-batch-size`."""

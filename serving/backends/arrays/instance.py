@@ -6,15 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter_ns, thread_time_ns
 
-from serving.backends.arrays.batch import BatchAssembler
-from serving.backends.arrays.run_times import RunTimes
-from serving.backends.arrays.session import ArrayRun, ArraySession
-from serving.instance import HostPolicy, Instance, Placement
-from serving.job import InferJob
-from serving.loop_turn import LoopTurn
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from sluice.priority import lower_thread
+from sluice.serving.backends.arrays.batch import BatchAssembler
+from sluice.serving.backends.arrays.run_times import RunTimes
+from sluice.serving.backends.arrays.session import ArrayRun, ArraySession
+from sluice.serving.instance import HostPolicy, Instance, Placement
+from sluice.serving.job import InferJob
+from sluice.serving.loop_turn import LoopTurn
+from sluice.serving.request import InferResponse
 
 
 def prepare_thread(placement: Placement, policy: HostPolicy | None) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 
-from serving.tensors.datatypes import DataType
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
 from sluice.heap import trim_heap
+from sluice.serving.tensors.datatypes import DataType
+from sluice.serving.tensors.tensor import Array
 
 _references_lock = Lock()
 

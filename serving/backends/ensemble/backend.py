@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, BackendContext
-from serving.backends.ensemble.graph import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.backends.ensemble.graph import (
     EnsembleGraph,
     EnsembleStep,
     check_step_models,
@@ -18,15 +19,14 @@ from serving.backends.ensemble.graph import (
     find_step_models,
     parse_graph,
 )
-from serving.backends.ensemble.run import EnsembleRun
-from serving.backends.ensemble.schedule import EnsemblePlan, StepLimit, cache_schedules, parse_step_parameters
-from serving.batching.scheduled_model import OutputShapes
-from serving.config.validation import complete_and_check
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, build_spec, read_labels
-from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.ensemble.run import EnsembleRun
+from sluice.serving.backends.ensemble.schedule import EnsemblePlan, StepLimit, cache_schedules, parse_step_parameters
+from sluice.serving.batching.scheduled_model import OutputShapes
+from sluice.serving.config.validation import complete_and_check
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource, build_spec, read_labels
 
 
 class EnsembleBackend(Backend):

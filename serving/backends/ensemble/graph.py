@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import ModelLookup
-from serving.backends.ensemble.rows import Shape, shapes_agree
-from serving.model import Model
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors.tensor import format_shape
 from sluice.errors import SluiceError, invalid_argument
+from sluice.serving.backend import ModelLookup
+from sluice.serving.backends.ensemble.rows import Shape, shapes_agree
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.tensors.tensor import format_shape
 
 StreamPath = tuple[int, ...]
 """Indices of the nested decoupled steps that a tensor is a response of, outermost first; () is the request itself."""

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from serving.job import InferJob, ReceiveResponse
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSpec
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.job import InferJob, ReceiveResponse
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSpec
+from sluice.serving.tensors.tensor import Tensor
 
 Shape = tuple[int, ...]
 

@@ -6,10 +6,11 @@ from contextvars import copy_context
 from dataclasses import replace
 from time import perf_counter_ns
 
-from serving.backends.ensemble.graph import EnsembleStep
-from serving.backends.ensemble.rows import RowJobs, find_split_inputs, fit_shape
-from serving.backends.ensemble.schedule import EnsemblePlan
-from serving.backends.ensemble.scopes import (
+from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
+from sluice.serving.backends.ensemble.graph import EnsembleStep
+from sluice.serving.backends.ensemble.rows import RowJobs, find_split_inputs, fit_shape
+from sluice.serving.backends.ensemble.schedule import EnsemblePlan
+from sluice.serving.backends.ensemble.scopes import (
     ResponseSequencer,
     SequencePosition,
     TensorScope,
@@ -18,11 +19,10 @@ from serving.backends.ensemble.scopes import (
     response_sequence,
     sequence_parameters,
 )
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Tensor
-from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.tensors.tensor import Tensor
 
 log = logging.getLogger(__name__)
 

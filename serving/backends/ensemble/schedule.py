@@ -7,8 +7,9 @@ from functools import lru_cache, partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import ModelLookup
-from serving.backends.ensemble.graph import (
+from sluice.errors import invalid
+from sluice.serving.backend import ModelLookup
+from sluice.serving.backends.ensemble.graph import (
     EnsembleGraph,
     EnsembleStep,
     StreamPath,
@@ -16,9 +17,8 @@ from serving.backends.ensemble.graph import (
     find_stream_paths,
     is_within,
 )
-from serving.request import InferRequest, Parameters
-from serving.spec import ModelSpec
-from sluice.errors import invalid
+from sluice.serving.request import InferRequest, Parameters
+from sluice.serving.spec import ModelSpec
 
 _MAX_CACHED = 64
 """Bound on cached schedules, because clients choose the outputs that lead to them."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serving.backends.ensemble.schedule import StreamLevel
-from serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
-from serving.tensors.tensor import Tensor
 from sluice.errors import invalid_argument
+from sluice.serving.backends.ensemble.schedule import StreamLevel
+from sluice.serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
+from sluice.serving.tensors.tensor import Tensor
 
 SequencePosition = tuple[int | str, SequenceFlag]
 """Correlation id, and the request's position in its sequence."""

@@ -6,20 +6,20 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import BackendContext, ModelFile
-from serving.backends.arrays.backend import ArrayBackend
-from serving.backends.arrays.session import Signature
-from serving.backends.onnxruntime.options import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import BackendContext, ModelFile
+from sluice.serving.backends.arrays.backend import ArrayBackend
+from sluice.serving.backends.arrays.session import Signature
+from sluice.serving.backends.onnxruntime.options import (
     build_session_options,
     choose_providers,
     missing_accelerators,
     num_usable_gpus,
 )
-from serving.backends.onnxruntime.session import OnnxSession
-from serving.findings import Finding
-from serving.instance import HostPolicy, Placement, place_instances
-from serving.spec import ModelSource
-from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.onnxruntime.session import OnnxSession
+from sluice.serving.findings import Finding
+from sluice.serving.instance import HostPolicy, Placement, place_instances
+from sluice.serving.spec import ModelSource
 
 log = logging.getLogger(__name__)
 _PLATFORM = "onnxruntime_onnx"

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.findings import Finding, invalid_field
-from serving.instance import Placement
 from sluice.errors import SluiceError, invalid_argument
 from sluice.machine import num_gpus
+from sluice.serving.findings import Finding, invalid_field
+from sluice.serving.instance import Placement
 
 if TYPE_CHECKING:
     from onnxruntime import RunOptions, SessionOptions

@@ -10,11 +10,16 @@ import ml_dtypes
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
-from serving.backends.onnxruntime.options import Provider, build_run_options, build_session_options, read_run_entries
-from serving.tensors.datatypes import DATA_TYPES, DataType
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
+from sluice.serving.backends.onnxruntime.options import (
+    Provider,
+    build_run_options,
+    build_session_options,
+    read_run_entries,
+)
+from sluice.serving.tensors.datatypes import DATA_TYPES, DataType
+from sluice.serving.tensors.tensor import Array
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, NodeArg, OrtValue, RunOptions

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import ModelFile
-from serving.backends.arrays.backend import ArrayBackend
-from serving.backends.arrays.session import Signature
-from serving.backends.openvino.model import TensorNames, adapt_model, configured_names, read_signature
-from serving.backends.openvino.options import OpenVinoOptions, parse_options
-from serving.backends.openvino.session import OpenVinoSession, convert_error, convert_read_error
-from serving.instance import HostPolicy, Placement
-from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import ModelFile
+from sluice.serving.backends.arrays.backend import ArrayBackend
+from sluice.serving.backends.arrays.session import Signature
+from sluice.serving.backends.openvino.model import ClientTensorNames, adapt_model, configured_names, read_signature
+from sluice.serving.backends.openvino.options import OpenVinoOptions, parse_options
+from sluice.serving.backends.openvino.session import OpenVinoSession, convert_error, convert_read_error
+from sluice.serving.instance import HostPolicy, Placement
+from sluice.serving.spec import ModelSource
 
 if TYPE_CHECKING:
     from openvino import Core, Model
@@ -39,7 +39,7 @@ class OpenVinoBackend(ArrayBackend):
         """Return the options of a configuration. Raises INVALID for invalid values."""
         return parse_options(config)
 
-    def tensor_names(self, source: ModelSource) -> TensorNames:
+    def tensor_names(self, source: ModelSource) -> ClientTensorNames:
         """Return the names by which clients know the model's tensors."""
         return configured_names(source.config)
 

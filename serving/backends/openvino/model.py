@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
 
-from serving.backends.arrays.config import inputs_set_by_server
-from serving.backends.arrays.session import Signature, TensorSignature
-from serving.backends.openvino.options import OpenVinoOptions
-from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.arrays.config import inputs_set_by_server
+from sluice.serving.backends.arrays.session import Signature, TensorSignature
+from sluice.serving.backends.openvino.options import OpenVinoOptions
+from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
 
 if TYPE_CHECKING:
     from openvino import Model, Output
@@ -38,22 +38,22 @@ _OPEN = -1
 
 
 @dataclass(frozen=True, slots=True)
-class TensorNames:
+class ClientTensorNames:
     """Names by which clients know the tensors. A tensor of the model may have several."""
 
     inputs: Collection[str] = ()
     outputs: Collection[str] = ()
 
 
-def configured_names(config: ModelConfig) -> TensorNames:
+def configured_names(config: ModelConfig) -> ClientTensorNames:
     states = config.sequence_batching.state
-    return TensorNames(
+    return ClientTensorNames(
         {each.name for each in config.input} | inputs_set_by_server(config),
         {each.name for each in config.output} | {each.output_name for each in states},
     )
 
 
-def read_signature(model: "Model", names: TensorNames, *, has_fixed_batch: bool = False) -> Signature:
+def read_signature(model: "Model", names: ClientTensorNames, *, has_fixed_batch: bool = False) -> Signature:
     """Return the model's signature. A tensor that has several names goes by the one among `names`.
 
     With `has_fixed_batch` every first dimension is the batch's, which is padded, and so is open. Raises UNIMPLEMENTED

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from serving.backends.arrays.session import ArrayRun, ArraySession, Signature
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.arrays.session import ArrayRun, ArraySession, Signature
+from sluice.serving.tensors.tensor import Array
 
 if TYPE_CHECKING:
     from openvino import CompiledModel, InferRequest, Tensor

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, BackendContext, ModelFile
-from serving.backends.python.batch_queue import WorkerBatchQueue
-from serving.backends.python.environments import (
+from sluice.errors import SluiceError, invalid_argument
+from sluice.machine import num_gpus
+from sluice.serving.backend import Backend, BackendContext, ModelFile
+from sluice.serving.backends.python.batch_queue import WorkerBatchQueue
+from sluice.serving.backends.python.environments import (
     SERVER_INTERPRETER,
     WORKER_PACKAGES,
     EnvironmentCache,
@@ -22,21 +24,19 @@ from serving.backends.python.environments import (
     find_interpreter,
     find_modules,
 )
-from serving.backends.python.frames import CompleteConfig, ConfigCompleted, Initialize, Report
-from serving.backends.python.imports import find_in_server, import_findings
-from serving.backends.python.options import PythonOptions, check_parameters, parse_options
-from serving.backends.python.process import WorkerMessage, WorkerProcess
-from serving.backends.python.services import refuse_request
-from serving.backends.python.supervisor import MAX_LOOKAHEAD, SupervisedWorker
-from serving.batching.scheduled_model import InstanceStarter, ScheduledModel
-from serving.config.config_json import config_json, parse_config_json
-from serving.findings import Finding, InvalidConfig
-from serving.instance import Instance, Placement, choose_host_policy, place_instances
-from serving.job import InferJob
-from serving.model import Model
-from serving.spec import ModelSource, read_labels
-from sluice.errors import SluiceError, invalid_argument
-from sluice.machine import num_gpus
+from sluice.serving.backends.python.frames import CompleteConfig, ConfigCompleted, Initialize, WorkerReport
+from sluice.serving.backends.python.imports import find_in_server, import_findings
+from sluice.serving.backends.python.options import PythonOptions, check_parameters, parse_options
+from sluice.serving.backends.python.process import PythonWorkerProcess, WorkerMessage
+from sluice.serving.backends.python.services import refuse_request
+from sluice.serving.backends.python.supervisor import MAX_LOOKAHEAD, SupervisedWorker
+from sluice.serving.batching.scheduled_model import InstanceStarter, ScheduledModel
+from sluice.serving.config.config_json import config_json, parse_config_json
+from sluice.serving.findings import Finding, InvalidConfig
+from sluice.serving.instance import Instance, Placement, choose_host_policy, place_instances
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource, read_labels
 
 _PACKED_ENVIRONMENT = "pb_exec_env_model.py.tar.gz"
 
@@ -148,7 +148,7 @@ class PythonBackend(Backend):
         options = self._parse_options(context)
         environment = await self._lease_environment(source, options)
         launch = WorkerLaunch(environment.interpreter, start_timeout_s=options.start_timeout_s)
-        process = WorkerProcess(source.name, launch, lambda message: _refuse_services(message, process))
+        process = PythonWorkerProcess(source.name, launch, lambda message: _refuse_services(message, process))
         script, folder = self._script(source)
         command = CompleteConfig(script, config_json(source.config).decode(), source.name, folder)
         try:
@@ -248,8 +248,8 @@ def _compile(script: Path) -> None:
         raise invalid_argument(f"{script}: {type(error).__name__}: {error}") from None
 
 
-def _refuse_services(message: WorkerMessage, process: WorkerProcess) -> None:
-    if not isinstance(message, Report):
+def _refuse_services(message: WorkerMessage, process: PythonWorkerProcess) -> None:
+    if not isinstance(message, WorkerReport):
         refuse_request(
             message, process.connection, "a model cannot ask the server while its configuration is completed"
         )

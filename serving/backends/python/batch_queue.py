@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.job import InferJob
 
 MAX_WAIT_S = 30.0
 """Seconds that a batch waits for a worker that is being restarted."""

@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.python import frames
-from serving.backends.python.shared_memory import MappedSegments, SegmentPool
-from serving.request import InferRequest, InferResponse, SequenceFlag
-from serving.tensors.datatypes import BYTES
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.python import frames
+from sluice.serving.backends.python.shared_memory import MappedSegments, SegmentPool
+from sluice.serving.request import InferRequest, InferResponse, SequenceFlag
+from sluice.serving.tensors.datatypes import BYTES
+from sluice.serving.tensors.tensor import Tensor
 
 log = logging.getLogger(__name__)
 SEGMENT_IDLE_S = 5.0
@@ -56,7 +56,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._socket, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
-        self._reader = frames.FrameReader(self._socket)
+        self._reader = frames.WorkerFrameReader(self._socket)
         self._unsent: deque[tuple[memoryview, list[int]]] = deque()
         self._pool = SegmentPool()
         self._mapped = MappedSegments(self._notice_freed, can_forward=True)

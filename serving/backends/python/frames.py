@@ -140,7 +140,7 @@ class CallResponse(msgspec.Struct, array_like=True, tag="call_response"):
 
 
 class ServerResponse(msgspec.Struct, array_like=True, tag="server_response"):
-    """Response to a `CallServer` of the same number: a value, or a number of Triton's error codes and a message."""
+    """Response to a `ServerCall` of the same number: a value, or a number of Triton's error codes and a message."""
 
     number: int
     value: float | bool | None = None
@@ -169,7 +169,7 @@ class CommandFailed(msgspec.Struct, array_like=True, tag="command_failed"):
     message: str
 
 
-class LogLine(msgspec.Struct, array_like=True, tag="log_line"):
+class WorkerLogLine(msgspec.Struct, array_like=True, tag="log_line"):
     """Line of the model's logger; `level` is that of `logging`."""
 
     level: int
@@ -177,7 +177,7 @@ class LogLine(msgspec.Struct, array_like=True, tag="log_line"):
     message: str
 
 
-class Report(msgspec.Struct, array_like=True, tag="report"):
+class WorkerReport(msgspec.Struct, array_like=True, tag="report"):
     """Responses, in order, followed by ended executions."""
 
     responses: list[WireResponse]
@@ -250,7 +250,7 @@ class UseMetric(msgspec.Struct, array_like=True, tag="use_metric"):
 ServerRequest = LoadModel | UnloadModel | CheckModelReady | CreateMetricFamily | CreateMetric | UseMetric
 
 
-class CallServer(msgspec.Struct, array_like=True, tag="call_server"):
+class ServerCall(msgspec.Struct, array_like=True, tag="call_server"):
     """Calls the server. The model waits for the response of that number."""
 
     number: int
@@ -263,7 +263,7 @@ class ReleaseMetrics(msgspec.Struct, array_like=True, tag="release_metrics"):
     numbers: list[int]
 
 
-ServiceRequest = CallModel | CancelCall | CallServer | ReleaseMetrics
+ServiceRequest = CallModel | CancelCall | ServerCall | ReleaseMetrics
 """Messages with which a worker's model uses the server's services."""
 Command = (
     Initialize
@@ -285,11 +285,11 @@ Message = (
     | Initialized
     | ConfigCompleted
     | CommandFailed
-    | LogLine
-    | Report
+    | WorkerLogLine
+    | WorkerReport
     | CallModel
     | CancelCall
-    | CallServer
+    | ServerCall
     | ReleaseMetrics
     | NewSegments
     | DroppedSegments
@@ -308,7 +308,7 @@ def fd_ancillary(fds: list[int]) -> list[tuple[int, int, "array[int]"]]:
     return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
 
 
-class FrameReader:
+class WorkerFrameReader:
     """Reads frames, and the file descriptors that come with them, from a stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:

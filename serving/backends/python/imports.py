@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from importlib.machinery import PathFinder, all_suffixes
 from pathlib import Path
 
-from serving.backends.python.worker.start import INSTALLED_PACKAGES
-from serving.findings import Finding
+from sluice.serving.backends.python.worker.start import OWN_PACKAGE, is_source_tree
+from sluice.serving.findings import Finding
 
 _PROVIDED = frozenset(("triton_python_backend_utils", "c_python_backend_utils"))
 _GUARDS = frozenset(("ImportError", "ModuleNotFoundError", "Exception", "BaseException"))
@@ -32,7 +32,7 @@ def import_findings(
     own = {name for name in (*imports.first, *imports.later) if _find_own(name, folders) is not None}
     names = sorted({*imports.first, *imports.later} - _PROVIDED)
     standard = {name for name in names if name in sys.stdlib_module_names}
-    installed = find_installed([name for name in names if name not in standard]) - INSTALLED_PACKAGES
+    installed = find_installed([name for name in names if name not in standard]) - {OWN_PACKAGE}
     missing = set(names) - own - standard - installed
     errors = [_missing(name, place) for name, place in imports.first.items() if name in missing]
     notes = [
@@ -45,8 +45,8 @@ def import_findings(
 
 
 def find_in_server(names: Sequence[str]) -> set[str]:
-    """Return the modules that the server's own interpreter finds."""
-    path = [each for each in sys.path if each]
+    """Return the modules that the server's own interpreter finds; none of the folders of a source tree of Sluice."""
+    path = [each for each in sys.path if each and not is_source_tree(each)]
     return {name for name in names if PathFinder.find_spec(name, path) is not None}
 
 

@@ -9,23 +9,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from serving.backends.python import frames
-from serving.backends.python.connection import Connection
-from serving.backends.python.environments import WorkerLaunch
-from serving.backends.python.output import PrintedOutput
-from serving.backends.python.shared_memory import BatchProgress, create_progress_file
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import from_process
+from sluice.serving.backends.python import frames
+from sluice.serving.backends.python.connection import Connection
+from sluice.serving.backends.python.environments import WorkerLaunch
+from sluice.serving.backends.python.output import PrintedOutput
+from sluice.serving.backends.python.shared_memory import BatchProgress, create_progress_file
 
 log = logging.getLogger(__name__)
 
 _START_SCRIPT = Path(__file__).parent / "worker" / "start.py"
 
-WorkerMessage = frames.Report | frames.ServiceRequest
+WorkerMessage = frames.WorkerReport | frames.ServiceRequest
 """Messages from a worker that has started."""
 
 
-class WorkerProcess:
+class PythonWorkerProcess:
     """Runs one worker process, once. What the model prints goes to the log. Event loop's thread only."""
 
     def __init__(self, name: str, launch: WorkerLaunch, on_message: Callable[[WorkerMessage], None]) -> None:
@@ -116,14 +116,14 @@ class WorkerProcess:
     def _receive(self, message: frames.Message) -> None:
         match message:
             case (
-                frames.Report()
+                frames.WorkerReport()
                 | frames.CallModel()
                 | frames.CancelCall()
-                | frames.CallServer()
+                | frames.ServerCall()
                 | frames.ReleaseMetrics()
             ):
                 self._on_message(message)
-            case frames.LogLine(level, location, text):
+            case frames.WorkerLogLine(level, location, text):
                 log.log(level, "[%s %s] %s", self._name, location, text, extra=from_process(self._name))
             case frames.WorkerStarted():
                 if not self._started.done():

@@ -4,7 +4,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from serving.backend import (
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backend import (
     BackendContext,
     CustomMetric,
     CustomMetricFamily,
@@ -13,11 +14,10 @@ from serving.backend import (
     LoadOverrides,
     ModelLookup,
 )
-from serving.backends.python import frames
-from serving.backends.python.connection import Connection, from_wire_request, to_wire_error, to_wire_response
-from serving.job import InferJob
-from serving.request import InferResponse
-from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backends.python import frames
+from sluice.serving.backends.python.connection import Connection, from_wire_request, to_wire_error, to_wire_response
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse
 from sluice.spans import Span, current_span
 
 log = logging.getLogger(__name__)
@@ -155,10 +155,10 @@ class WorkerServices:
                 self._calls.cancel(number)
             case frames.ReleaseMetrics(numbers):
                 self._metrics.release(numbers)
-            case frames.CallServer():
+            case frames.ServerCall():
                 self._handle_server_call(message)
 
-    def _handle_server_call(self, message: frames.CallServer) -> None:
+    def _handle_server_call(self, message: frames.ServerCall) -> None:
         match message.request:
             case frames.LoadModel() | frames.UnloadModel() as request:
                 task = asyncio.get_running_loop().create_task(self._change(message.number, request))
@@ -222,5 +222,5 @@ def refuse_request(message: frames.ServiceRequest, connection: Connection, reaso
     match message:
         case frames.CallModel():
             connection.send(frames.CallResponse(frames.WireResponse(message.request.number, True, error=error)))
-        case frames.CallServer(number):
+        case frames.ServerCall(number):
             connection.send(frames.ServerResponse(number, error=error))

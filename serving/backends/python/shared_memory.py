@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.python.frames import MAX_FDS, DroppedSegments, ForwardedSegment, NewSegments, SegmentRef
+from sluice.serving.backends.python.frames import MAX_FDS, DroppedSegments, ForwardedSegment, NewSegments, SegmentRef
 
 MAX_FREE_BYTES = 64 * 1024 * 1024
 """Most bytes of free segments that are kept. A segment whose pages were written before is faster to write."""

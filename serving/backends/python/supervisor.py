@@ -9,16 +9,16 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter, perf_counter_ns
 
-from serving.backend import BackendContext
-from serving.backends.python import frames
-from serving.backends.python.batch_queue import WorkerBatch, WorkerBatchQueue
-from serving.backends.python.connection import from_wire_response, to_wire_request
-from serving.backends.python.environments import WorkerLaunch
-from serving.backends.python.process import WorkerMessage, WorkerProcess, describe_exit, unhealthy_message
-from serving.backends.python.services import WorkerServices
-from serving.job import InferJob
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import BackendContext
+from sluice.serving.backends.python import frames
+from sluice.serving.backends.python.batch_queue import WorkerBatch, WorkerBatchQueue
+from sluice.serving.backends.python.connection import from_wire_response, to_wire_request
+from sluice.serving.backends.python.environments import WorkerLaunch
+from sluice.serving.backends.python.process import PythonWorkerProcess, WorkerMessage, describe_exit, unhealthy_message
+from sluice.serving.backends.python.services import WorkerServices
+from sluice.serving.job import InferJob
 from sluice.spans import Span
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class SupervisedWorker:
         self._queue = queue
         queue.add_worker(self._take_queued)
         self._finalize_timeout_s = finalize_timeout_s
-        self._process: WorkerProcess | None = None
+        self._process: PythonWorkerProcess | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._jobs: dict[int, InferJob] = {}
@@ -110,7 +110,7 @@ class SupervisedWorker:
         self._supervisor = asyncio.create_task(self._supervise(), context=contextvars.Context())
 
     async def _start_process(self) -> None:
-        process = WorkerProcess(self.name, self._launch, self._receive)
+        process = PythonWorkerProcess(self.name, self._launch, self._receive)
         self._process = process
         self._services = WorkerServices(
             self._command.args["model_name"], self._context, process.connection, self._find_span
@@ -186,12 +186,12 @@ class SupervisedWorker:
             self._process.connection.send(frames.CancelRequests([number]))
 
     def _receive(self, message: WorkerMessage) -> None:
-        if isinstance(message, frames.Report):
+        if isinstance(message, frames.WorkerReport):
             self._receive_report(message)
         else:
             self._services.handle(message)
 
-    def _receive_report(self, report: frames.Report) -> None:
+    def _receive_report(self, report: frames.WorkerReport) -> None:
         for batch, execution in zip(self._running, report.executions, strict=False):
             self._record(batch, execution)
         for response in report.responses:

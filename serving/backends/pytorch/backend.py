@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, BackendContext, ModelFile
-from serving.backends.arrays.batch import BatchAssembler, BatchTensors, parse_batch_tensors
-from serving.backends.arrays.config import check_config
-from serving.backends.arrays.instance import ArrayInstance
-from serving.backends.pytorch.options import ProcessThreads, TorchOptions, ignored_parameters, parse_options
-from serving.backends.pytorch.signature import ConfiguredTensors, output_positions, read_configured_tensors
-from serving.batching.scheduled_model import ScheduledModel
-from serving.config.validation import complete_and_check
-from serving.findings import Finding
-from serving.instance import Placement, choose_host_policy, place_instances
-from serving.model import Model
-from serving.spec import ModelSource, build_spec, read_labels
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backend import Backend, BackendContext, ModelFile
+from sluice.serving.backends.arrays.batch import BatchAssembler, BatchTensors, parse_batch_tensors
+from sluice.serving.backends.arrays.config import check_config
+from sluice.serving.backends.arrays.instance import ArrayInstance
+from sluice.serving.backends.pytorch.options import ProcessThreads, TorchOptions, ignored_parameters, parse_options
+from sluice.serving.backends.pytorch.signature import ConfiguredTensors, output_positions, read_configured_tensors
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.config.validation import complete_and_check
+from sluice.serving.findings import Finding
+from sluice.serving.instance import Placement, choose_host_policy, place_instances
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource, build_spec, read_labels
 
 if TYPE_CHECKING:
-    from serving.backends.pytorch.session import TorchSession
+    from sluice.serving.backends.pytorch.session import TorchSession
 
 _TORCHSCRIPT, _PACKAGE = "pytorch_libtorch", "torch_aoti"
 """Platforms, as Triton names them."""
@@ -129,8 +129,8 @@ def _open_session(
 ) -> "TorchSession":
     import torch
 
-    from serving.backends.pytorch.package import PackageSession
-    from serving.backends.pytorch.torchscript import TorchScriptSession
+    from sluice.serving.backends.pytorch.package import PackageSession
+    from sluice.serving.backends.pytorch.torchscript import TorchScriptSession
 
     device = torch.device("cpu") if placement.gpu is None else torch.device("cuda", placement.gpu)
     if is_package:

@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 
-from serving.backends.pytorch.options import TorchOptions
-from serving.backends.pytorch.session import TorchSession, extract_message
-from serving.backends.pytorch.signature import ConfiguredTensors, match_paths, parse_input_paths, parse_output_paths
-from serving.spec import ModelSpec
-from serving.tensors.datatypes import BYTES
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backends.pytorch.options import TorchOptions
+from sluice.serving.backends.pytorch.session import TorchSession, extract_message
+from sluice.serving.backends.pytorch.signature import (
+    ConfiguredTensors,
+    match_paths,
+    parse_input_paths,
+    parse_output_paths,
+)
+from sluice.serving.spec import ModelSpec
+from sluice.serving.tensors.datatypes import BYTES
 
 _COMPILED = "/data/aotinductor/"
 """Folder of the libraries in a package. A package that torch.export.save wrote has none."""

@@ -7,14 +7,14 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from serving.backends.arrays.session import ArraySession, UninterruptibleRun
-from serving.backends.pytorch.options import TorchOptions
-from serving.backends.pytorch.signature import ConfiguredTensors, check_output_index
-from serving.spec import TensorSpec
-from serving.tensors.byte_strings import object_array
-from serving.tensors.datatypes import BYTES, DATA_TYPES
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backends.arrays.session import ArraySession, UninterruptibleRun
+from sluice.serving.backends.pytorch.options import TorchOptions
+from sluice.serving.backends.pytorch.signature import ConfiguredTensors, check_output_index
+from sluice.serving.spec import TensorSpec
+from sluice.serving.tensors.byte_strings import object_array
+from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES
+from sluice.serving.tensors.tensor import Array
 
 _TRACE = "\nException raised from "
 """Start of the C++ stack trace in PyTorch's messages."""

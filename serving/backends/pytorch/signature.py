@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.backends.arrays.batch import BatchTensors
-from serving.backends.arrays.session import Signature, TensorSignature
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors.datatypes import DATA_TYPES, DataType
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backends.arrays.batch import BatchTensors
+from sluice.serving.backends.arrays.session import Signature, TensorSignature
+from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.tensors.datatypes import DATA_TYPES, DataType
 
 _FLAG = DATA_TYPES["INT32"]
 _SEQUENCES = ("builtins.tuple", "builtins.list")

@@ -6,18 +6,18 @@ from typing import Any
 
 import torch
 
-from serving.backends.pytorch.options import TorchOptions
-from serving.backends.pytorch.session import TorchSession, extract_message
-from serving.backends.pytorch.signature import (
+from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backends.pytorch.options import TorchOptions
+from sluice.serving.backends.pytorch.session import TorchSession, extract_message
+from sluice.serving.backends.pytorch.signature import (
     ConfiguredTensors,
     check_not_empty,
     check_output_index,
     match_inputs,
     output_positions,
 )
-from serving.spec import ModelSpec, TensorSpec
-from serving.tensors.datatypes import BYTES
-from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.tensors.datatypes import BYTES
 
 _TENSOR, _OPTIONAL_TENSOR, _STRINGS = "Tensor", "Optional[Tensor]", "List[str]"
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import ModelFile
-from serving.backends.openvino.backend import OpenVinoBackend, model_path
-from serving.backends.openvino.model import TensorNames
-from serving.backends.openvino.options import OpenVinoOptions, is_number, parse_options
-from serving.backends.tensorflow.graph import read_graph
-from serving.backends.tensorflow.saved_model import SavedModel, read_saved_model
-from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backend import ModelFile
+from sluice.serving.backends.openvino.backend import OpenVinoBackend, model_path
+from sluice.serving.backends.openvino.model import ClientTensorNames
+from sluice.serving.backends.openvino.options import OpenVinoOptions, is_number, parse_options
+from sluice.serving.backends.tensorflow.graph import read_graph
+from sluice.serving.backends.tensorflow.saved_model import SavedModel, read_saved_model
+from sluice.serving.spec import ModelSource
 
 if TYPE_CHECKING:
     from openvino import Core, Model
@@ -41,11 +41,11 @@ class TensorFlowBackend(OpenVinoBackend):
         with _read_saved_model(source).served_folder() as folder:
             return core.read_model(folder)
 
-    def tensor_names(self, source: ModelSource) -> TensorNames:
+    def tensor_names(self, source: ModelSource) -> ClientTensorNames:
         if not source.model_file.is_dir():
             return super().tensor_names(source)
         saved = _read_saved_model(source)
-        return TensorNames(saved.inputs, saved.outputs)
+        return ClientTensorNames(saved.inputs, saved.outputs)
 
     def options(self, config: ModelConfig) -> OpenVinoOptions:
         _check_parameters(config)

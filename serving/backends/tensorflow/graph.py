@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.openvino.model import configured_names
 from sluice.errors import invalid_argument
+from sluice.serving.backends.openvino.model import configured_names
 
 if TYPE_CHECKING:
     from openvino import Core, Model, Node, Output

@@ -8,15 +8,15 @@ from pathlib import Path
 import pynvml
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from serving.backend import ModelFile
-from serving.backends.arrays.backend import ArrayBackend
-from serving.backends.arrays.session import ArraySession, Signature
-from serving.backends.tensorrt.engine import PlanEngine, import_modules
-from serving.backends.tensorrt.session import PlanSession
-from serving.findings import Finding
-from serving.instance import HostPolicy, Placement
-from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError, invalid, invalid_argument
+from sluice.serving.backend import ModelFile
+from sluice.serving.backends.arrays.backend import ArrayBackend
+from sluice.serving.backends.arrays.session import ArraySession, Signature
+from sluice.serving.backends.tensorrt.engine import PlanEngine, import_modules
+from sluice.serving.backends.tensorrt.session import PlanSession
+from sluice.serving.findings import Finding
+from sluice.serving.instance import HostPolicy, Placement
+from sluice.serving.spec import ModelSource
 
 Capability = tuple[int, int]
 """Major and minor compute capability."""

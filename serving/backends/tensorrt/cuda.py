@@ -3,8 +3,8 @@
 import weakref
 from typing import Any
 
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.tensors.tensor import Array
 
 
 class CudaDevice:

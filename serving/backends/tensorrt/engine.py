@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from serving.backends.arrays.session import Signature, TensorSignature
-from serving.backends.tensorrt.cuda import CudaDevice
-from serving.tensors.datatypes import DATA_TYPES, DataType
-from serving.tensors.tensor import format_shape
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backends.arrays.session import Signature, TensorSignature
+from sluice.serving.backends.tensorrt.cuda import CudaDevice
+from sluice.serving.tensors.datatypes import DATA_TYPES, DataType
+from sluice.serving.tensors.tensor import format_shape
 
 _TYPES = {
     "FLOAT": DATA_TYPES["FP32"],

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.arrays.session import ArraySession, UninterruptibleRun
-from serving.backends.tensorrt.cuda import CudaBuffer
-from serving.backends.tensorrt.engine import OptimizationProfile, PlanEngine, choose_profile, parse_profiles
-from serving.instance import Placement
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.backends.arrays.session import ArraySession, UninterruptibleRun
+from sluice.serving.backends.tensorrt.cuda import CudaBuffer
+from sluice.serving.backends.tensorrt.engine import OptimizationProfile, PlanEngine, choose_profile, parse_profiles
+from sluice.serving.instance import Placement
+from sluice.serving.tensors.tensor import Array
 
 _STRATEGY = "execution_context_allocation_strategy"
 _STRATEGIES = ("STATIC", "ON_PROFILE_CHANGE")

@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.batching.batcher import Batcher
-from serving.batching.plan import BatchKeys, SequenceKeys, read_oldest_policy
-from serving.batching.queue import Wakeup
-from serving.batching.rate_limiter import RateLimiter
-from serving.batching.sequences.direct import DirectBatcher, read_direct_policy
-from serving.batching.sequences.inputs import ControlInputs, StateTensors, read_initial_states
-from serving.batching.sequences.oldest import GuardedInstance, OldestBatcher
-from serving.batching.sequences.sequence import LiveSequences, RequestSequence, SlotAssigner, correlation_key
-from serving.batching.sequences.slots import Admit, SlotBatcher
-from serving.instance import Instance
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse, SequenceFlag
-from serving.spec import ModelSource, ModelSpec
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.batching.batcher import Batcher
+from sluice.serving.batching.plan import BatchKeys, SequenceKeys, read_oldest_policy
+from sluice.serving.batching.queue import Wakeup
+from sluice.serving.batching.rate_limiter import RateLimiter
+from sluice.serving.batching.sequences.direct import DirectBatcher, read_direct_policy
+from sluice.serving.batching.sequences.inputs import ControlInputs, StateTensors, read_initial_states
+from sluice.serving.batching.sequences.oldest import GuardedInstance, OldestBatcher
+from sluice.serving.batching.sequences.sequence import LiveSequences, RequestSequence, SlotAssigner, correlation_key
+from sluice.serving.batching.sequences.slots import Admit, SlotBatcher
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse, SequenceFlag
+from sluice.serving.spec import ModelSource, ModelSpec
 
 _NS_PER_US = 1000
 DEFAULT_IDLE_US = 1_000_000

@@ -6,17 +6,17 @@ from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.batching.instance_pool import open_pool
-from serving.batching.plan import BatchKeys
-from serving.batching.queue import Wakeup
-from serving.batching.rate_limiter import RateLimiter
-from serving.batching.sequences.inputs import ControlInputs
-from serving.batching.sequences.slots import Admit, SlotBatcher
-from serving.instance import Instance
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.instance_pool import open_pool
+from sluice.serving.batching.plan import BatchKeys
+from sluice.serving.batching.queue import Wakeup
+from sluice.serving.batching.rate_limiter import RateLimiter
+from sluice.serving.batching.sequences.inputs import ControlInputs
+from sluice.serving.batching.sequences.slots import Admit, SlotBatcher
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.tensors.tensor import Tensor
 
 _NS_PER_US = 1000
 _RETRY_NS = 50_000_000

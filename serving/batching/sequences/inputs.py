@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelSequenceBatching
 
-from serving.request import InferRequest, SequenceFlag
-from serving.spec import ModelSource, ModelSpec, inner_path, read_data_type
-from serving.tensors import byte_strings
-from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.serving.request import InferRequest, SequenceFlag
+from sluice.serving.spec import ModelSource, ModelSpec, inner_path, read_data_type
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
+from sluice.serving.tensors.tensor import Tensor
 
 _ALL_FLAGS = SequenceFlag.START | SequenceFlag.END
 _STATE_FOLDER = "initial_state"

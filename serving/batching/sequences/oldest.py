@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from serving.batching.batcher import Batcher, ResponseOrder
-from serving.batching.sequences.slots import Admit, SlotBatcher
-from serving.instance import Instance
-from serving.job import InferJob
 from sluice.errors import SluiceError
+from sluice.serving.batching.batcher import Batcher, ResponseOrder
+from sluice.serving.batching.sequences.slots import Admit, SlotBatcher
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
 
 
 class GuardedInstance(Instance):

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from serving.batching.sequences.slots import Incarnation, SlotBatcher
-from serving.job import InferJob
-from serving.request import InferRequest
-from serving.tensors.tensor import Tensor
+from sluice.serving.batching.sequences.slots import Incarnation, SlotBatcher
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Tensor
 
 _NS_PER_US = 1000
 _ALL_BITS = 0xFFFF_FFFF_FFFF_FFFF

@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from serving.batching.batcher import Batcher
-from serving.batching.instance_pool import InstancePool
-from serving.batching.warm_up import WarmUpBatch
-from serving.instance import Instance
-from serving.job import InferJob
 from sluice.errors import SluiceError
+from sluice.serving.batching.batcher import Batcher
+from sluice.serving.batching.instance_pool import InstancePool
+from sluice.serving.batching.warm_up import WarmUpBatch
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
 
 Admit = Callable[[InferJob], bool]
 """Returns whether a job may run now. Where it may not, the job has been failed."""

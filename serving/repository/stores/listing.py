@@ -7,11 +7,11 @@ from typing import Any
 from fsspec import AbstractFileSystem, available_protocols, get_filesystem_class
 from fsspec.core import url_to_fs
 
-from serving.repository.failures import StoreFailure
-from serving.repository.folders import NEVER_SETTLED, FileState, FolderState, is_plain_name
-from serving.repository.stores.location import StoreLocation
-from serving.spec import inner_path
 from sluice.errors import SluiceError, invalid_argument
+from sluice.serving.repository.failures import StoreFailure
+from sluice.serving.repository.folders import NEVER_SETTLED, FileState, FolderState, is_plain_name
+from sluice.serving.repository.stores.location import StoreLocation
+from sluice.serving.spec import inner_path
 
 _CONTENT_TAGS = ("ETag", "etag", "md5Hash", "md5", "generation", "VersionId")
 """Keys under which fsspec's filesystems give a tag of an object's content. The first one found is used."""

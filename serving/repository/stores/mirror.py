@@ -22,10 +22,10 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.callbacks import Callback
 
-from serving.repository.failures import StoreFailure
-from serving.repository.folders import FileState, FolderState, ModelFolder
 from sluice.errors import invalid_argument
 from sluice.run_folder import make_folder
+from sluice.serving.repository.failures import StoreFailure
+from sluice.serving.repository.folders import FileState, FolderState, ModelFolder
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ def _lock_cache(path: Path, text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class Download:
     """The download of one object: its path in the store, its expected size, and the file to write."""
 
     source: str
@@ -203,7 +203,7 @@ class Downloads:
         self._is_closing = threading.Event()
         self._pool = ThreadPoolExecutor(_NUM_PARALLEL, thread_name_prefix="sluice-store")
 
-    def run(self, name: str, transfers: Sequence[Transfer]) -> tuple[list[Transfer], Exception | None]:
+    def run(self, name: str, transfers: Sequence[Download]) -> tuple[list[Download], Exception | None]:
         """Download in parallel; the first error ends the others. Returns the completed ones and the error."""
         progress = DownloadProgress(name, sum(each.size for each in transfers))
         running = {self._pool.submit(self._run, each, progress): each for each in transfers}
@@ -215,7 +215,7 @@ class Downloads:
         completed = [running[future] for future, error in errors.items() if error is None]
         return completed, next((error for error in errors.values() if isinstance(error, Exception)), None)
 
-    def _run(self, transfer: Transfer, progress: DownloadProgress) -> None:
+    def _run(self, transfer: Download, progress: DownloadProgress) -> None:
         num_bytes = 0
 
         def count(size: int, value: int, **_: Any) -> None:

@@ -5,11 +5,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from serving.repository.failures import StoreFailure
-from serving.repository.folders import FileState, FolderState, ModelFolder, Root
-from serving.repository.stores.listing import StoreListing, failing
-from serving.repository.stores.location import StoreLocation
-from serving.repository.stores.mirror import Downloads, Mirror, Snapshot, Transfer
+from sluice.serving.repository.failures import StoreFailure
+from sluice.serving.repository.folders import FileState, FolderState, ModelFolder, Root
+from sluice.serving.repository.stores.listing import StoreListing, failing
+from sluice.serving.repository.stores.location import StoreLocation
+from sluice.serving.repository.stores.mirror import Download, Downloads, Mirror, Snapshot
 
 _MAX_NAMED = 3
 """Most objects that an error names."""
@@ -103,7 +103,7 @@ class _Connection:
     def download(self, name: str, state: FolderState) -> tuple[dict[FileState, Path], Exception | None]:
         """Download missing objects. Returns the file of each completed one, and the error of the others."""
         files = {self.mirror.staging_file(): file for file in self.mirror.missing(name, state)}
-        transfers = [Transfer(self.listing.path_of(name, file), file.size, path) for path, file in files.items()]
+        transfers = [Download(self.listing.path_of(name, file), file.size, path) for path, file in files.items()]
         completed, error = self.downloads.run(name, transfers)
         for path in files.keys() - {each.target for each in completed}:
             path.unlink(missing_ok=True)

@@ -2,8 +2,8 @@ import pytest
 
 from benchmarks.figures import BenchmarkError
 from benchmarks.scheduling.trace import TimedRequest, replay
-from engine.config import EngineConfig
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.types import GenerateRequest, SamplingParams
 from tests.engine.fake_runner import EchoRunner
 
 

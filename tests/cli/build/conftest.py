@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.build.command import command
+from sluice.cli.build.command import command
 from tests.cli.build.parts import Build, CommandResult
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cli.build.source import read_nemo
+from sluice.cli.build.source import read_nemo
 from tests.cli.build.fake_tools import NEMO, NEMO_HANGS, write_program
 from tests.cli.build.parts import Build, names, tree
 from tests.waiting import PATIENCE_S, wait_until
@@ -140,7 +140,7 @@ def test_an_interrupted_build_leaves_nothing(
     began, folder = tmp_path / "began", write_folder(tmp_path / "second")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setenv("NEMO_BEGAN", str(began))
-    arguments = [sys.executable, "-m", "cli", "build", str(folder), "--output", str(tmp_path / "models")]
+    arguments = [sys.executable, "-m", "sluice.cli", "build", str(folder), "--output", str(tmp_path / "models")]
     before = signal.signal(number, signal.SIG_DFL)  # under nohup the tests ignore SIGHUP, and so would the build
     try:
         process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cli.build.building import StepProgress
-from cli.build.steps import BuildStep, CopyStep, WriteStep
-from engine.model_folder import ModelFormat
+from sluice.cli.build.building import StepProgress
+from sluice.cli.build.steps import BuildStep, CopyStep, WriteStep
+from sluice.engine.model_folder import ModelFormat
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.build import steps
-from cli.build.options import BuildError
-from cli.build.output import publish
-from cli.build.steps import CompressStep
-from cli.repository.command import command as repository_command
-from engine.config import EngineConfig
-from engine.runners.openvino import convert as conversion
-from engine.runners.openvino import source
-from engine.runners.openvino.runner import load_runner
-from engine.runners.openvino.source import FolderKind, open_weights
 from sluice.bundled import models_folder
+from sluice.cli.build import steps
+from sluice.cli.build.options import BuildError
+from sluice.cli.build.output import publish
+from sluice.cli.build.steps import CompressStep
+from sluice.cli.repository.command import command as repository_command
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.openvino import convert as conversion
+from sluice.engine.runners.openvino import source
+from sluice.engine.runners.openvino.runner import load_runner
+from sluice.engine.runners.openvino.source import FolderKind, open_weights
 from sluice.errors import SluiceError
 from tests.cli.build.parts import Build, names, tree
 from tests.engine.runners.drive import prefill
@@ -155,7 +155,9 @@ def test_a_model_of_the_hub(tiny: Path, tmp_path: Path) -> None:
     with fake_hub({"acme/small": files}) as hub:
         environment = {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url, "NO_PROXY": "127.0.0.1"}
         arguments = ["build", "acme/small", "--output", str(tmp_path / "models"), "--layout", "single"]
-        subprocess.run([sys.executable, "-m", "cli", *arguments], env=environment, check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "sluice.cli", *arguments], env=environment, check=True, capture_output=True
+        )
     assert tree(tmp_path / "models" / "small" / "1") == tree(tiny)
     source = manifest(tmp_path / "models", "small")["source"]
     assert (source["checkpoint"], source["revision"]) == ("acme/small", COMMIT)

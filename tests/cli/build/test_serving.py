@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.build.command import command
 from sluice.bundled import models_folder
+from sluice.cli.build.command import command
 from tests.server_process import MODEL, running_bundled, running_server
 
 PROMPT = "Once upon a time"

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cli.build.command import command
 from sluice.bundled import models_folder
+from sluice.cli.build.command import command
 from tests.gateway.serving_here import serving_here
 from tests.stand_ins.model_folders import make_compiled_engine
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.build import building, manifest
-from cli.repository.command import command as repository_command
-from engine.model_folder import ModelFormat, model_format
+from sluice.cli.build import building, manifest
+from sluice.cli.repository.command import command as repository_command
+from sluice.engine.model_folder import ModelFormat, model_format
 from tests.cli.build.fake_tools import CONVERT_CHECKPOINT, FAILS, HF_PTQ, TRTLLM_BUILD, write_program, write_script
 from tests.cli.build.parts import Build, names, tree
 from tests.cli.doctor.builders import driver

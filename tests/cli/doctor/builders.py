@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from cli.doctor.facts import InstalledLibraries, MachineFacts, ModelFacts, ModelSize
-from cli.gpus import ComputeCapability, GpuFacts
-from cli.gpus import NvidiaDriver as Driver
-from engine.config import Runtime
-from engine.model_folder import ModelFormat
+from sluice.cli.doctor.facts import InstalledLibraries, MachineFacts, ModelFacts, ModelSize
+from sluice.cli.gpus import ComputeCapability, GpuFacts
+from sluice.cli.gpus import NvidiaDriver as Driver
+from sluice.engine.config import Runtime
+from sluice.engine.model_folder import ModelFormat
 
 GIB = 1 << 30
 LLAMA_70B = ModelSize(weight_bytes=141 * GIB, kv_bytes_per_token=327_680, max_model_len=131_072)

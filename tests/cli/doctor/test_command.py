@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.doctor.command import command
-from cli.gpus import NvidiaDriver
 from sluice.bundled import models_folder
+from sluice.cli.doctor.command import command
+from sluice.cli.gpus import NvidiaDriver
 from tests.stand_ins.model_folders import make_compiled_engine
 from tests.stand_ins.paths import STAND_INS
 
@@ -62,7 +62,7 @@ def test_a_model_that_runs_on_gpus_alone_needs_one(
 ) -> None:
     """TensorRT-LLM's image, started without the GPUs."""
     monkeypatch.syspath_prepend(str(STAND_INS))
-    monkeypatch.setattr("cli.doctor.machine.read_driver", lambda: NvidiaDriver(reason="no driver"))
+    monkeypatch.setattr("sluice.cli.doctor.machine.read_driver", lambda: NvidiaDriver(reason="no driver"))
     code, output = run(capsys, "--json", str(make_compiled_engine(tmp_path / "engine")))
     assert code == 1
     failing = {each["subject"]: each["text"] for each in json.loads(output)["findings"] if each["level"] == "fail"}

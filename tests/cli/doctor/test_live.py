@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.command import command
-from engine.config import EngineConfig
-from gateway.access.identity import Identity, RouteGroup
-from gateway.access.keys import make_key
-from gateway.live.bounds import BoundKind, Observation, judge
-from gateway.live.scrape import Change, parse_scrape
-from gateway.options.config import ServeConfig
-from gateway.options.serving import RepositoryOptions
+from sluice.cli.doctor.command import command
+from sluice.engine.config import EngineConfig
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.access.keys import make_key
+from sluice.gateway.live.bounds import BoundKind, Observation, judge
+from sluice.gateway.live.scrape import Change, parse_scrape
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.serving import RepositoryOptions
 from tests.cli.live.gateway import MODEL, LiveGateway, PacedRunner, live_gateway
 from tests.paths import DOCS
 

@@ -2,15 +2,15 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.facts import MachineFacts, ModelFacts
-from cli.doctor.findings import DoctorFinding
-from cli.doctor.model_checks import ServingOptions, check_model
-from cli.gpus import ComputeCapability, NvidiaDriver
-from engine.config import Runtime
-from engine.model_folder import ModelFormat
-from engine.runtimes import RuntimeChoice
-from gateway.live.findings import Severity
+from sluice.cli.doctor.facts import MachineFacts, ModelFacts
+from sluice.cli.doctor.findings import DoctorFinding
+from sluice.cli.doctor.model_checks import ServingOptions, check_model
+from sluice.cli.gpus import ComputeCapability, NvidiaDriver
+from sluice.engine.config import Runtime
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.runtimes import RuntimeChoice
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.live.findings import Severity
 from tests.cli.doctor.builders import LLAMA_70B, driver, gpu, machine, model
 
 ON_GPU = RuntimeChoice(Runtime.TENSORRT_LLM, "TensorRT-LLM is installed and there are GPUs")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cli.doctor.machine import read_libraries
-from cli.doctor.models import cache_width, read_model
-from cli.gpus import ComputeCapability, read_driver
-from engine.model_folder import ModelFormat
+from sluice.cli.doctor.machine import read_libraries
+from sluice.cli.doctor.models import cache_width, read_model
+from sluice.cli.gpus import ComputeCapability, read_driver
+from sluice.engine.model_folder import ModelFormat
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.stand_ins.model_folders import make_checkpoint

@@ -16,13 +16,13 @@ import psutil
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from cli.engine.command import command
-from engine.client.attached import AttachedEngineClient
-from engine.config import EngineConfig
-from engine.fleet.membership.fleet_url import FleetUrl
-from engine.fleet.membership.members import Member
-from engine.fleet.membership.redis_leases import RedisMembership
-from engine.process.curve import ClientCurve, read_pair, read_public
+from sluice.cli.engine.command import command
+from sluice.engine.client.attached import AttachedEngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.membership.fleet_url import FleetUrl
+from sluice.engine.fleet.membership.members import Member
+from sluice.engine.fleet.membership.redis_leases import RedisMembership
+from sluice.engine.process.curve import ClientCurve, read_pair, read_public
 from sluice.errors import ErrorCode
 from tests.engine.client.test_recovery import collect, failure_of
 from tests.engine.parts import make_request
@@ -40,7 +40,7 @@ def free_port() -> int:
 async def engine_process(folder: Path, *arguments: str) -> AsyncIterator[tuple["subprocess.Popen[str]", str]]:
     """The process, with its ready line."""
     with (folder / "log").open("w") as log:
-        process = start_command([sys.executable, "-m", "cli", "engine", *arguments], log)
+        process = start_command([sys.executable, "-m", "sluice.cli", "engine", *arguments], log)
     try:
         assert process.stdout is not None
         yield process, await asyncio.to_thread(process.stdout.readline)
@@ -85,7 +85,7 @@ async def test_an_engine_serves_is_replaced_and_drains(tmp_path: Path, capsys: p
                 page = await http.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
                 assert "sluice_kv_blocks" in {each.name for each in text_string_to_metric_families(page.text)}  # type: ignore[no-untyped-call]
                 [child] = [
-                    each for each in psutil.Process(process.pid).children() if "engine.process" in each.cmdline()
+                    each for each in psutil.Process(process.pid).children() if "sluice.engine.process" in each.cmdline()
                 ]
                 os.kill(child.pid, signal.SIGKILL)
                 await until(lambda: client.is_restarting)

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli.fleet import command as fleet
-from gateway.options.option import OptionError
+from sluice.cli.fleet import command as fleet
+from sluice.gateway.options.option import OptionError
 
 
 def engine_words(*argv: str) -> tuple[str, ...]:
@@ -14,7 +14,7 @@ def engine_words(*argv: str) -> tuple[str, ...]:
 
 def test_options_of_the_engine_are_passed_on() -> None:
     words = engine_words("/models/m", "--replicas", "3", "--max-num-seqs", "8", "--dtype=f32", "--insecure")
-    assert words[:4] == ("-m", "cli", "engine", "/models/m")
+    assert words[:4] == ("-m", "sluice.cli", "engine", "/models/m")
     assert set(words[4:]) == {"--max-num-seqs=8", "--dtype=f32", "--insecure"}
 
 
@@ -26,7 +26,7 @@ def test_keys_are_passed_on_together() -> None:
 
 
 def test_the_bundled_model_needs_no_name() -> None:
-    assert engine_words("--insecure") == ("-m", "cli", "engine", "--insecure")
+    assert engine_words("--insecure") == ("-m", "sluice.cli", "engine", "--insecure")
 
 
 def test_without_ray_it_says_what_to_install(

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cli.fleet import host as hosts
-from cli.fleet.host import EngineHost, EngineState
+from sluice.cli.fleet import host as hosts
+from sluice.cli.fleet.host import EngineHost, HostedEngineState
 from tests.paths import TESTS
 from tests.waiting import PATIENCE_S, wait_for
 
@@ -23,29 +23,29 @@ def host() -> Iterator[EngineHost]:
 
 @pytest.mark.slow
 def test_an_engine_that_is_killed_comes_again_elsewhere(host: EngineHost) -> None:
-    first = wait_for(host.status, lambda status: status.state is EngineState.READY)
+    first = wait_for(host.status, lambda status: status.state is HostedEngineState.READY)
     assert (first.num_restarts, first.problem) == (0, "")
     os.kill(first.pid, signal.SIGKILL)
     told = wait_for(host.status, lambda status: bool(status.problem))
     assert told.problem.startswith("the engine ended with code -9")
-    second = wait_for(host.status, lambda status: status.state is EngineState.READY)
+    second = wait_for(host.status, lambda status: status.state is HostedEngineState.READY)
     assert (second.num_restarts, second.problem) == (1, "")
     assert second.address != first.address
 
 
 @pytest.mark.slow
 def test_an_engine_that_drains_ends_for_good(host: EngineHost) -> None:
-    wait_for(host.status, lambda status: status.state is EngineState.READY)
+    wait_for(host.status, lambda status: status.state is HostedEngineState.READY)
     host.drain()
     host.drain()
-    wait_for(host.status, lambda status: status.state is EngineState.ENDED)
-    assert host.status().state is EngineState.ENDED
+    wait_for(host.status, lambda status: status.state is HostedEngineState.ENDED)
+    assert host.status().state is HostedEngineState.ENDED
 
 
 def test_one_that_never_started_has_nothing_to_drain() -> None:
     host = EngineHost([STAND_IN], "127.0.0.1")
     host.drain()
-    assert host.status().state is EngineState.ENDED
+    assert host.status().state is HostedEngineState.ENDED
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from tests.paths import ROOT
 
 PARENT = """
 import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-m", "cli.fleet.leash", str(os.getpid()), "sleep", "600"])
+child = subprocess.Popen([sys.executable, "-m", "sluice.cli.fleet.leash", str(os.getpid()), "sleep", "600"])
 print(child.pid, flush=True)
 time.sleep(600)
 """
@@ -28,6 +28,6 @@ def test_a_command_on_the_leash_ends_with_a_parent_that_is_killed() -> None:
 
 def test_a_parent_that_has_ended_already_starts_nothing() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cli.fleet.leash", "1", "echo", "hello"], cwd=ROOT, capture_output=True
+        [sys.executable, "-m", "sluice.cli.fleet.leash", "1", "echo", "hello"], cwd=ROOT, capture_output=True
     )
     assert (done.returncode, done.stdout) == (1, b"")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.fleet.membership import read_members, write_members
-from engine.fleet.membership.file import EngineEntry, EnginesFile
+from sluice.cli.fleet.membership import read_members, write_members
+from sluice.engine.fleet.membership.file import EngineEntry, EnginesFile
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

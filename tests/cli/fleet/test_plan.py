@@ -1,13 +1,13 @@
 """What the controller of a fleet does next."""
 
-from cli.fleet.host import EngineState, EngineStatus
-from cli.fleet.plan import FleetState, choose_members, plan_fleet
-from engine.fleet.membership.file import EngineEntry
+from sluice.cli.fleet.host import EngineStatus, HostedEngineState
+from sluice.cli.fleet.plan import FleetState, choose_members, plan_fleet
+from sluice.engine.fleet.membership.file import EngineEntry
 
-READY = EngineStatus(EngineState.READY, "tcp://h:1")
-STARTING = EngineStatus(EngineState.STARTING, "tcp://h:2")
-DRAINING = EngineStatus(EngineState.DRAINING, "tcp://h:1")
-ENDED = EngineStatus(EngineState.ENDED, "tcp://h:1")
+READY = EngineStatus(HostedEngineState.READY, "tcp://h:1")
+STARTING = EngineStatus(HostedEngineState.STARTING, "tcp://h:2")
+DRAINING = EngineStatus(HostedEngineState.DRAINING, "tcp://h:1")
+ENDED = EngineStatus(HostedEngineState.ENDED, "tcp://h:1")
 
 
 def test_missing_engines_are_started_under_new_names() -> None:

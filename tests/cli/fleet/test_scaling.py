@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.fleet.scaling import NO_STATE, ScalePolicy, ScaleState, decide, read_pressure
+from sluice.cli.fleet.scaling import NO_STATE, ScalePolicy, ScaleState, decide, read_pressure
 
 POLICY = ScalePolicy(min_replicas=1, max_replicas=8)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.keys.command import command
-from gateway.access.identity import Identity
-from gateway.access.keys import PREFIX, StoredKey, make_key
-from gateway.access.ring import KeyRing
-from gateway.access.store import SqliteKeys
+from sluice.cli.keys.command import command
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.access.keys import PREFIX, StoredKey, make_key
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.access.store import SqliteKeys
 
 
 class Shell:

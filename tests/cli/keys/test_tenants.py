@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cli.keys.tenants import command
-from gateway.access.identity import QuotaLimits
-from gateway.access.ring import KeyRing
-from gateway.access.store import SqliteKeys
+from sluice.cli.keys.tenants import command
+from sluice.gateway.access.identity import QuotaLimits
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.access.store import SqliteKeys
 
 
 def test_limits_are_set_shown_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

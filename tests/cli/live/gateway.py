@@ -16,18 +16,18 @@ from typing import Any, TypeVar
 import httpx
 from starlette.types import ASGIApp
 
-from engine.arrays import FloatArray
-from engine.client.base import EngineClient
-from engine.config import EngineConfig
-from engine.fleet.client import FleetClient
-from engine.fleet.replica import Replica
-from engine.runners.base import StepBatch
-from gateway.assembly import make_service, watch_event_loop
-from gateway.http.app import create_app, create_metrics_app
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
+from sluice.engine.arrays import FloatArray
+from sluice.engine.client.base import EngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.runners.base import StepBatch
+from sluice.gateway.assembly import make_service, watch_event_loop
+from sluice.gateway.http.app import create_app, create_metrics_app
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.repositories import llm_model

@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from cli.logs.command import command
+from sluice.cli.logs.command import command
 from sluice.log_lines import JsonFormatter, TextFormatter
 from tests.server_process import ServerProcess
 
@@ -66,7 +66,7 @@ def test_a_file_is_read_in_both_formats(
 def test_a_file_is_followed(tmp_path: Path) -> None:
     path = tmp_path / "log"
     write_log(path, TEXT)
-    arguments = [sys.executable, "-m", "cli", "logs", str(path), "-f", "--level", "warning", "-n", "2"]
+    arguments = [sys.executable, "-m", "sluice.cli", "logs", str(path), "-f", "--level", "warning", "-n", "2"]
     with running(arguments) as output:
         assert "slow [queue]" in output.readline(), "what there was comes first"
         with path.open("a") as file:
@@ -95,7 +95,7 @@ def test_a_server_is_asked(server: ServerProcess, capsys: pytest.CaptureFixture[
 
 
 def test_a_server_is_followed(server: ServerProcess) -> None:
-    arguments = [sys.executable, "-m", "cli", "logs", server.base_url, "-f"]
+    arguments = [sys.executable, "-m", "sluice.cli", "logs", server.base_url, "-f"]
     with running(arguments) as output:
         assert " INFO " in output.readline(), "what there was comes first"
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.rag.command import command
+from sluice.cli.rag.command import command
 from tests.gateway.http.rag.parts import RagServer, rag_server
 
 

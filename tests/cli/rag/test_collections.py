@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from cli import __main__
-from pipelines.rag.owner_keys import HEADER
+from sluice.cli import __main__
+from sluice.pipelines.rag.owner_keys import HEADER
 from tests.cli.rag.conftest import Sluice
 from tests.gateway.http.rag.parts import RagServer
 
@@ -30,7 +30,7 @@ def test_list(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str]
 def test_list_follows_the_pages(
     rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli.rag.client._PAGE", 2)
+    monkeypatch.setattr("sluice.cli.rag.client._PAGE", 2)
     rag.add("docs", *({"id": f"{number}.txt", "text": "x"} for number in range(5)))
     assert sluice("list", "--collection", "docs") == 0
     assert len(capsys.readouterr().out.splitlines()) == 5

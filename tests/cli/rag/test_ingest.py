@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cli import progress
-from cli.rag import ingest
-from cli.rag.ingest import IngestionProgress, RetryPolicy
-from gateway.options.access import AccessOptions
-from gateway.options.config import ServeConfig
-from gateway.options.http import HttpOptions
-from pipelines.rag.owner_keys import HEADER
+from sluice.cli import progress
+from sluice.cli.rag import ingest
+from sluice.cli.rag.ingest import IngestionProgress, RetryPolicy
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.http import HttpOptions
+from sluice.pipelines.rag.owner_keys import HEADER
 from tests.cli.rag.conftest import Sluice
 from tests.gateway.http.rag.parts import RagServer, rag_server, text_of
 from tests.waiting import PATIENCE_S, until
@@ -334,7 +334,7 @@ def test_interrupted(
         await put_document(*arguments)
 
     monkeypatch.setattr(rag.store, "put_document", kills_at_the_second)
-    arguments = [sys.executable, "-m", "cli", "rag", "ingest", str(handbook), "--jobs", "1", "--url", rag.url]
+    arguments = [sys.executable, "-m", "sluice.cli", "rag", "ingest", str(handbook), "--jobs", "1", "--url", rag.url]
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err

@@ -1,9 +1,9 @@
 import pytest
 
-from cli.rag import arguments
-from gateway.options.config import find_unknown_variables, read_client_options
-from gateway.options.option import OptionError
-from pipelines.rag import library
+from sluice.cli.rag import arguments
+from sluice.gateway.options.config import find_unknown_variables, read_client_options
+from sluice.gateway.options.option import OptionError
+from sluice.pipelines.rag import library
 
 
 def test_flags_win_over_variables() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.types import FinishReason
-from pipelines.text.citations import Source
-from pipelines.text.types import Retrieval, TextDetail, TextEvent
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.citations import Source
+from sluice.pipelines.text.types import Retrieval, TextDetail, TextEvent
 from tests.cli.rag.conftest import Sluice
 from tests.gateway.http.rag.parts import RagServer
 

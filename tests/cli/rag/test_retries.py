@@ -2,9 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cli.rag import ingest
-from cli.rag.client import BrokenConnectionError, RejectedRequestError, UnreachableError
-from cli.rag.ingest import RetryPolicy, retry_request
+from sluice.cli.rag import ingest
+from sluice.cli.rag.client import BrokenConnectionError, RejectedRequestError, UnreachableError
+from sluice.cli.rag.ingest import RetryPolicy, retry_request
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cli.__main__ import main
-from cli.repository.check import AnsiStyle
-from cli.repository.command import command
+from sluice.cli.__main__ import main
+from sluice.cli.repository.check import AnsiStyle
+from sluice.cli.repository.command import command
 from tests.stand_ins.model_folders import make_checkpoint
 
 PYTHON = """backend: "python"
@@ -200,7 +200,7 @@ def test_a_check_imports_no_runtime_that_no_model_needs(tmp_path: Path) -> None:
     write(tmp_path, "p", PYTHON)
     heavy = ["openvino", "torch", "transformers", "fastapi"]
     script = (
-        f"import sys; from cli.__main__ import main; main(['repository', 'check', {str(tmp_path)!r}]); "
+        f"import sys; from sluice.cli.__main__ import main; main(['repository', 'check', {str(tmp_path)!r}]); "
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.repository.command import command
+from sluice.cli.repository.command import command
 
 
 def write(root: Path, name: str, *sizes: int, config: str = "") -> None:
@@ -113,7 +113,7 @@ def test_what_cannot_be_deleted(
             raise PermissionError(13, "Permission denied")
         delete(path)
 
-    monkeypatch.setattr("serving.repository.pruning.shutil.rmtree", delete_small)
+    monkeypatch.setattr("sluice.serving.repository.pruning.shutil.rmtree", delete_small)
     assert prune("--keep", "2", "--yes", root) == 1
     captured = capsys.readouterr()
     assert captured.err == (

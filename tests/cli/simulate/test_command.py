@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cli.simulate.command import command
-from engine.simulation.fleet import FleetConfig, simulate
-from engine.simulation.profile import ReplicaProfile, StepCosts, bundled_profile, read_profile
-from engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
-from engine.simulation.traces import read_trace
+from sluice.cli.simulate.command import command
+from sluice.engine.simulation.fleet import FleetConfig, simulate
+from sluice.engine.simulation.profile import ReplicaProfile, StepCosts, bundled_profile, read_profile
+from sluice.engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
+from sluice.engine.simulation.traces import read_trace
 from sluice.errors import SluiceError
 
 SHAPE = SharedPrefixes(num_requests=60, rate=40.0, num_prefixes=4, prefix_tokens=256, own_tokens=(20, 40))

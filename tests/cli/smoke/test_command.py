@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.__main__ import main as sluice
-from cli.smoke.command import command
+from sluice.cli.__main__ import main as sluice
+from sluice.cli.smoke.command import command
 from tests.cli.smoke.spoiler import Spoiler, spoil
 from tests.ports import ReservedPort
 from tests.server_process import ServerProcess, running_bundled

@@ -17,10 +17,10 @@ from time import monotonic
 import pytest
 from rich.console import Console
 
-from cli.live.server import RunningServer
-from cli.top.command import command
-from cli.top.screen import ORDERS, View
-from cli.top.watching import Top
+from sluice.cli.live.server import RunningServer
+from sluice.cli.top.command import command
+from sluice.cli.top.screen import ORDERS, View
+from sluice.cli.top.watching import Top
 from tests.server_process import MODEL, ServerProcess
 from tests.waiting import PATIENCE_S
 
@@ -53,7 +53,7 @@ class Terminal:
 def top(url: str) -> Iterator[tuple[Terminal, "subprocess.Popen[bytes]"]]:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 140, 0, 0))
-    arguments = [sys.executable, "-m", "cli", "top", url, "--interval", "0.25"]
+    arguments = [sys.executable, "-m", "sluice.cli", "top", url, "--interval", "0.25"]
     environment = {**os.environ, "TERM": "xterm"}  # noqa: TID251 - a command of its own
     process = subprocess.Popen(arguments, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     os.close(theirs)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.usage.command import command
-from gateway.ledger.rows import LedgerRow
-from gateway.ledger.sqlite import SqliteLedger
+from sluice.cli.usage.command import command
+from sluice.gateway.ledger.rows import LedgerRow
+from sluice.gateway.ledger.sqlite import SqliteLedger
 from tests.gateway.ledger.test_stores import DAY, batch, row
 
 RANGE = ("--start", str(DAY), "--end", "2026-03-09")

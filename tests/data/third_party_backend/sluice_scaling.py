@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, BackendContext, ModelFile
-from serving.batching.scheduled_model import ScheduledModel
-from serving.config.completion import DeclaredTensor, complete_tensors
-from serving.findings import Finding
-from serving.instance import Instance, Placement, place_instances
-from serving.job import InferJob
-from serving.request import InferResponse
-from serving.spec import ModelSource
-from serving.tensors.tensor import Tensor
+from sluice.serving.backend import Backend, BackendContext, ModelFile
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.config.completion import DeclaredTensor, complete_tensors
+from sluice.serving.findings import Finding
+from sluice.serving.instance import Instance, Placement, place_instances
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cli.__main__ import main as sluice
-from gateway.lifecycle import HANG_TIMEOUT_S
-from gateway.options.command_line import parse_flags
-from gateway.options.config import find_unknown_variables, read_config
+from sluice.cli.__main__ import main as sluice
+from sluice.gateway.lifecycle import HANG_TIMEOUT_S
+from sluice.gateway.options.command_line import parse_flags
+from sluice.gateway.options.config import find_unknown_variables, read_config
 from tests.deploy.dockerfile import DOCKERFILES, stages
 from tests.deploy.kubernetes.releases import VALUES, container, containers, each_release, needs_helm, release
 from tests.paths import DOCS, ROOT

@@ -1,4 +1,5 @@
-"""An engine whose runner fails on purpose: `python -m tests.engine.client.faulty_engine` in place of `engine.process`.
+"""An engine whose runner fails on purpose: `python -m tests.engine.client.faulty_engine` in place of
+`sluice.engine.process`.
 
 It echoes (`fake_runner.py`) until it reads one of the tokens below. `model_path` is a folder where a test leaves word
 for the engines to come: with a file `refuse` in it they cannot be loaded, with `die` they end as soon as they are.
@@ -11,10 +12,10 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from engine.arrays import FloatArray
-from engine.config import EngineConfig
-from engine.process.__main__ import main
-from engine.runners.base import StepBatch
+from sluice.engine.arrays import FloatArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.process.__main__ import main
+from sluice.engine.runners.base import StepBatch
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 

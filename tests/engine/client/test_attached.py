@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.blocks import HashChain
-from engine.client.base import EngineClient
-from engine.client.link import EngineLink
-from engine.frames import PrefixChanges, ProbeTurn
-from engine.process import transport
+from sluice.engine.blocks import HashChain
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.link import EngineLink
+from sluice.engine.frames import PrefixChanges, ProbeTurn
+from sluice.engine.process import transport
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.faulty_engine import CRASH
 from tests.engine.client.network import Network, Router

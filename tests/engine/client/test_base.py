@@ -4,8 +4,8 @@ import asyncio
 
 import msgspec
 
-from engine.client.counters import NO_STATS, add_counters, without_gauges
-from engine.client.timers import RequestTimers
+from sluice.engine.client.counters import NO_STATS, add_counters, without_gauges
+from sluice.engine.client.timers import RequestTimers
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.virtual import in_virtual_time
 from tests.engine.parts import make_request

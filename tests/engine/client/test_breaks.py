@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from engine.client.stream import GenerationStream
-from engine.types import TokenEvent
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.types import TokenEvent
 from tests.engine.client.virtual import Break, Fault, Plan, in_virtual_time, virtual
 from tests.engine.parts import make_request
 

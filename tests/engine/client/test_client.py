@@ -12,11 +12,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from engine.client.base import EngineClient
-from engine.client.process import ProcessEngineClient
-from engine.client.stream import GenerationStream
-from engine.config import EngineConfig
-from engine.types import FinishReason
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.config import EngineConfig
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from sluice.priority import NICENESS
 from tests import paths

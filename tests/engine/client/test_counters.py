@@ -2,8 +2,8 @@
 
 import msgspec
 
-from engine.client.counters import NO_STATS, add_counters, sum_stats, without_gauges
-from engine.statistics import HandoverStats, KvTierStats
+from sluice.engine.client.counters import NO_STATS, add_counters, sum_stats, without_gauges
+from sluice.engine.statistics import HandoverStats, KvTierStats
 
 TIERS = KvTierStats(host_blocks=3, host_capacity=8, host_hits_total=5, restored_tokens_total=160)
 WITH_TIERS = msgspec.structs.replace(NO_STATS, num_running=2, steps_total=7, kv_tiers=TIERS)

@@ -17,11 +17,11 @@ import pytest
 import pytest_asyncio
 import zmq
 
-from engine.client.attached import AttachedEngineClient
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Listening
-from engine.frames import Attach, Drain, Shutdown, Submit
-from engine.process.curve import ClientCurve, make_certificates, read_pair, read_public
+from sluice.engine.client.attached import AttachedEngineClient
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig, Listening
+from sluice.engine.frames import Attach, Drain, Shutdown, Submit
+from sluice.engine.process.curve import ClientCurve, make_certificates, read_pair, read_public
 from sluice.errors import SluiceError
 from tests.engine.client.faulty_engine import MODULE
 from tests.engine.client.test_recovery import collect, harmless, request
@@ -252,7 +252,7 @@ async def test_no_client_over_tcp_can_end_or_harm_the_engine(launcher: ProcessEn
 
 READ_NOTHING = """
 import sys, time, msgspec, zmq
-from engine.frames import Attach, Submit
+from sluice.engine.frames import Attach, Submit
 from tests.engine.client.test_recovery import request
 dealer = zmq.Context().socket(zmq.DEALER)
 dealer.setsockopt(zmq.RCVHWM, 10)

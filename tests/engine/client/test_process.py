@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from engine.client import process as module
-from engine.client.process import EngineProcess
-from engine.config import EngineConfig
+from sluice.engine.client import process as module
+from sluice.engine.client.process import EngineProcess
+from sluice.engine.config import EngineConfig
 from sluice.errors import SluiceError
 
 
@@ -18,7 +18,7 @@ async def test_what_has_ended_is_not_killed_again(tmp_path: Path, monkeypatch: p
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     child = EngineProcess(context)
     with pytest.raises(SluiceError):
-        await child.load("engine.process", EngineConfig(model_path=str(tmp_path / "nothing")))
+        await child.load("sluice.engine.process", EngineConfig(model_path=str(tmp_path / "nothing")))
     await child.exited
     await child.read_remaining()
     assert killed == [child.pid]

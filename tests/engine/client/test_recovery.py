@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.client import adapters
-from engine.client.stream import GenerationStream
-from engine.config import SchedulerPolicy
-from engine.runners.base import Runner
-from engine.types import FinishReason, GenerateRequest
 from sluice.backoff import CULPRIT_WEIGHT, MAX_FUTILE_STARTS
+from sluice.engine.client import adapters
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.config import SchedulerPolicy
+from sluice.engine.runners.base import Runner
+from sluice.engine.types import FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.faulty_engine import CRASH, HANG
 from tests.engine.client.virtual import (

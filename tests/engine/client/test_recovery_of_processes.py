@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig
 from tests.engine.client.faulty_engine import MODULE
 from tests.engine.client.test_recovery import collect, failure_of, harmless, request
 from tests.engine.fake_runner import echo

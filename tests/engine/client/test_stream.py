@@ -2,8 +2,8 @@ import asyncio
 
 import pytest
 
-from engine.client.stream import GenerationStream
-from engine.types import EventDetail, FinishReason, TokenEvent, TokenLogprob
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.types import EventDetail, FinishReason, TokenEvent, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.parts import make_request
 

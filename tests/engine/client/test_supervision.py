@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.client.supervision import MAX_SHARED_CRASHES, AbandonedStreams, RecoveryQueue, build_resumed_request
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.client.supervision import MAX_SHARED_CRASHES, AbandonedStreams, RecoveryQueue, build_resumed_request
+from sluice.engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from engine.client.viewing import EngineViewer
-from engine.frames import AskView, EngineView, StepRecord, TenantTokens
+from sluice.engine.client.viewing import EngineViewer
+from sluice.engine.frames import AskView, EngineView, StepRecord, TenantTokens
 
 
 def view(num_steps: int, first: int, *waits: float) -> EngineView:

@@ -15,15 +15,15 @@ from typing import Any, ParamSpec
 import msgspec
 import zmq
 
-from engine.arrays import FloatArray
-from engine.client.attached import AttachedEngineClient
-from engine.client.process import EngineProcess, ProcessEngineClient
-from engine.config import EngineConfig
-from engine.frames import LoadFailed, Ready
-from engine.loop.executor import InflightExecutor
-from engine.process.block_exchange import SocketExchange
-from engine.process.transport import Transport
-from engine.runners.base import Runner, StepBatch
+from sluice.engine.arrays import FloatArray
+from sluice.engine.client.attached import AttachedEngineClient
+from sluice.engine.client.process import EngineProcess, ProcessEngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import LoadFailed, Ready
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.process.block_exchange import SocketExchange
+from sluice.engine.process.transport import Transport
+from sluice.engine.runners.base import Runner, StepBatch
 from sluice.errors import SluiceError
 from tests.engine.client.faulty_engine import CRASH, HANG, without_poison
 from tests.engine.client.network import Network, Router

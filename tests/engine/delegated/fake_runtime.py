@@ -6,16 +6,22 @@ from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any
 
-from engine.blocks import HashChain, blocks_for
-from engine.config import EngineConfig
-from engine.delegated.cached_prefixes import CachedPrefixes
-from engine.delegated.executor import DelegatedExecutor
-from engine.delegated.interface import RequestHandle, ResponseDelta, RuntimeFailure, StatisticsListener, internal_error
-from engine.delegated.sequence import DelegatedSequence
-from engine.delegated.sharing import BlockSharing
-from engine.frames import Shutdown, StepFrame, Submit
-from engine.statistics import IterationStats
-from engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
+from sluice.engine.blocks import HashChain, blocks_for
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.cached_prefixes import CachedPrefixes
+from sluice.engine.delegated.executor import DelegatedExecutor
+from sluice.engine.delegated.interface import (
+    RequestHandle,
+    ResponseDelta,
+    RuntimeFailure,
+    StatisticsListener,
+    internal_error,
+)
+from sluice.engine.delegated.sequence import DelegatedSequence
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.frames import Shutdown, StepFrame, Submit
+from sluice.engine.statistics import IterationStats
+from sluice.engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
 from tests.waiting import PATIENCE_S
 
 Frames = asyncio.Queue[StepFrame]

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.delegated.abilities import ExpandedPrompt
-from engine.delegated.cached_prefixes import CachedPrefixes, Owner
-from engine.frames import Cancel, Command, Shutdown, Submit
-from engine.types import FinishReason, GenerateRequest
+from sluice.engine.delegated.abilities import ExpandedPrompt
+from sluice.engine.delegated.cached_prefixes import CachedPrefixes, Owner
+from sluice.engine.frames import Cancel, Command, Shutdown, Submit
+from sluice.engine.types import FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, invalid
 from tests.engine.delegated.fake_runtime import (
     INFO,

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from engine.blocks import BlockHash
-from engine.config import SchedulerPolicy
-from engine.delegated.admission import RuntimeCapacity, RuntimeGate
-from engine.delegated.sharing import BlockSharing
-from engine.scheduling.policies import find_policy
+from sluice.engine.blocks import BlockHash
+from sluice.engine.config import SchedulerPolicy
+from sluice.engine.delegated.admission import RuntimeCapacity, RuntimeGate
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.scheduling.policies import find_policy
 
 
 @dataclass(eq=False)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.blocks import BlockHash, HashChain
-from engine.delegated.cached_prefixes import GRACE_S, NOTHING_TOLD, CachedPrefixes, Owner, Told
-from engine.delegated.tensorrt_llm.events import EventReader
+from sluice.engine.blocks import BlockHash, HashChain
+from sluice.engine.delegated.cached_prefixes import GRACE_S, NOTHING_TOLD, CachedPrefixes, Owner, Told
+from sluice.engine.delegated.tensorrt_llm.events import EventReader
 from tests.clock import ManualClock
 from tests.stand_ins.tensorrt_llm._stand_in.events import CacheEvents
 from tests.stand_ins.tensorrt_llm._stand_in.kv_cache import KvCache
@@ -253,7 +253,7 @@ def test_ranks_have_caches_of_their_own_of_which_only_the_size_is_known() -> Non
 
 
 def test_names_that_were_forgotten_are_learnt_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.delegated.cached_prefixes.MAX_REMEMBERED", 0)
+    monkeypatch.setattr("sluice.engine.delegated.cached_prefixes.MAX_REMEMBERED", 0)
     prefixes = CachedPrefixes(SIZE)
     for _ in range(2):
         prefixes.store(None, [(1, tokens(10)), (2, tokens(20))], Told("", ""))

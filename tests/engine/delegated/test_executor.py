@@ -8,13 +8,24 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from engine.delegated.executor import DelegatedExecutor
-from engine.delegated.in_flight import ABORT_GRACE_S
-from engine.delegated.interface import EngineLost, RequestHandle
-from engine.delegated.watchdog import STALL_SETTING
-from engine.frames import AskView, Cancel, Command, Shutdown, Sleep, SleepMode, SleepOutcome, StepFrame, Submit, WakeUp
-from engine.types import BlockSource, FinishReason, GenerateRequest
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.executor import DelegatedExecutor
+from sluice.engine.delegated.in_flight import ABORT_GRACE_S
+from sluice.engine.delegated.interface import EngineLost, RequestHandle
+from sluice.engine.delegated.watchdog import STALL_SETTING
+from sluice.engine.frames import (
+    AskView,
+    Cancel,
+    Command,
+    Shutdown,
+    Sleep,
+    SleepMode,
+    SleepOutcome,
+    StepFrame,
+    Submit,
+    WakeUp,
+)
+from sluice.engine.types import BlockSource, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode
 from tests.clock import ManualClock
 from tests.engine.delegated.fake_runtime import (

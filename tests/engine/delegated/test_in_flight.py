@@ -3,10 +3,18 @@
 import msgspec
 import pytest
 
-from engine.delegated.interface import ResponseDelta
-from engine.delegated.sequence import Replay
-from engine.frames import Submit
-from engine.types import EventDetail, FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams, TokenLogprob
+from sluice.engine.delegated.interface import ResponseDelta
+from sluice.engine.delegated.sequence import Replay
+from sluice.engine.frames import Submit
+from sluice.engine.types import (
+    EventDetail,
+    FinishReason,
+    GenerateRequest,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    TokenLogprob,
+)
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.fake_runtime import FakeHandle, FakeRuntime, make_request, outcomes, running_executor
 

@@ -11,15 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.blocks import BlockHash, HashChain
-from engine.config import EngineConfig
-from engine.delegated.cached_prefixes import CachedPrefixes, Owner, Told
-from engine.delegated.kv_events import EventSubscriber, PublishedEvents, told_by_keys
-from engine.delegated.tensorrt_llm.events import published_events as of_tensorrt_llm
-from engine.delegated.tensorrt_llm.events import told_of_streamed
-from engine.delegated.vllm.llm import load_llm as load_vllm
-from engine.delegated.vllm.statistics import published_events as of_vllm
-from engine.process.kv_events import KvEventPublisher
+from sluice.engine.blocks import BlockHash, HashChain
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.cached_prefixes import CachedPrefixes, Owner, Told
+from sluice.engine.delegated.kv_events import EventSubscriber, PublishedEvents, told_by_keys
+from sluice.engine.delegated.tensorrt_llm.events import published_events as of_tensorrt_llm
+from sluice.engine.delegated.tensorrt_llm.events import told_of_streamed
+from sluice.engine.delegated.vllm.llm import load_llm as load_vllm
+from sluice.engine.delegated.vllm.statistics import published_events as of_vllm
+from sluice.engine.process.kv_events import KvEventPublisher
 from sluice.errors import SluiceError
 from tests.waiting import until
 

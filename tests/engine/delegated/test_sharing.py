@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.blocks import BlockHash, HashChain
-from engine.delegated.sharing import BlockSharing, SharedBlocks
+from sluice.engine.blocks import BlockHash, HashChain
+from sluice.engine.delegated.sharing import BlockSharing, SharedBlocks
 
 
 @dataclass(eq=False)

@@ -1,9 +1,9 @@
 """The executor's counters, with a runtime's statistics and without."""
 
-from engine.delegated.interface import Iteration
-from engine.delegated.statistics import SILENCE_S, StatisticsRecorder, StepEstimator
-from engine.forecast.wait import WaitForecast
-from engine.statistics import IterationStats
+from sluice.engine.delegated.interface import Iteration
+from sluice.engine.delegated.statistics import SILENCE_S, StatisticsRecorder, StepEstimator
+from sluice.engine.forecast.wait import WaitForecast
+from sluice.engine.statistics import IterationStats
 from tests.engine.delegated.fake_runtime import INFO, make_request, make_sequence
 
 STATS = IterationStats(7, 12.5, num_context=1, num_generation=2, num_paused=1, context_tokens=40, used_blocks=3)

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 import msgspec
 import pytest
 
-from engine.delegated.in_flight import InFlightTable
-from engine.delegated.interface import EngineLost, ResponseDelta
-from engine.delegated.sequence import DelegatedSequence
-from engine.delegated.watchdog import Watchdog, stall_timeout_s, warm_up
-from engine.types import FinishReason
+from sluice.engine.delegated.in_flight import InFlightTable
+from sluice.engine.delegated.interface import EngineLost, ResponseDelta
+from sluice.engine.delegated.sequence import DelegatedSequence
+from sluice.engine.delegated.watchdog import Watchdog, stall_timeout_s, warm_up
+from sluice.engine.types import FinishReason
 from sluice.errors import SluiceError
 from tests.clock import ManualClock
 from tests.engine.delegated.fake_runtime import (

@@ -6,13 +6,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from engine.client.stream import GenerationStream
-from engine.config import EngineRole, Listening
-from engine.fleet.client import FleetClient
-from engine.fleet.membership.members import Member, Membership
-from engine.fleet.replica import Replica
-from engine.fleet.splitting import MIN_TOKENS
-from engine.fleet.waking import WakeSettings
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.config import EngineRole, Listening
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.membership.members import Member, Membership
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.fleet.waking import WakeSettings
 from tests.engine.client.network import Network
 from tests.engine.client.test_recovery import request
 from tests.engine.client.virtual import Plan, VirtualAttached, VirtualClient, VirtualEngine, virtual_config

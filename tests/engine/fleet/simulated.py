@@ -8,16 +8,16 @@ from typing import TypeVar
 
 import msgspec
 
-from engine.client.base import EngineClient
-from engine.client.stream import GenerationStream
-from engine.config import EngineConfig
-from engine.fleet.client import FleetClient
-from engine.fleet.replica import Replica
-from engine.fleet.router import RouterSettings, RoutingPolicy
-from engine.frames import AskProbe, Cancel, Command, ProbeTurn, StepFrame, Submit
-from engine.loop.executor import InflightExecutor
-from engine.process.probe_turns import ProbeTurns
-from engine.types import RequestFailed, TokenEvent
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.fleet.router import RouterSettings, RoutingPolicy
+from sluice.engine.frames import AskProbe, Cancel, Command, ProbeTurn, StepFrame, Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.process.probe_turns import ProbeTurns
+from sluice.engine.types import RequestFailed, TokenEvent
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.scripted_executor import CommandScript
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from engine.client.stream import GenerationStream
-from engine.types import FinishReason
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import echo
 from tests.engine.fleet.simulated import Simulation

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.fleet.choosing import hash_chain
-from engine.fleet.client import FleetClient
-from engine.fleet.router import RoutingPolicy
-from engine.frames import PrefixChanges
+from sluice.engine.fleet.choosing import hash_chain
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.router import RoutingPolicy
+from sluice.engine.frames import PrefixChanges
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fleet.simulated import Simulation
 from tests.engine.parts import make_request

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from engine.client.stream import GenerationStream
-from engine.fleet.client import FleetClient
-from engine.fleet.handover import HandoverOutcome
-from engine.fleet.splitting import SplitReason
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.handover import HandoverOutcome
+from sluice.engine.fleet.splitting import SplitReason
 from sluice.errors import ErrorCode
 from tests.engine.client.faulty_engine import CRASH, HANG
 from tests.engine.client.test_recovery import collect, failure_of, request

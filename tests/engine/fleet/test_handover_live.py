@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.attached import AttachedEngineClient
-from engine.config import EngineConfig, EngineRole, Listening
-from engine.fleet.client import FleetClient
-from engine.fleet.handover import HandoverOutcome
-from engine.fleet.local import make_engine
-from engine.fleet.replica import Replica
+from sluice.engine.client.attached import AttachedEngineClient
+from sluice.engine.config import EngineConfig, EngineRole, Listening
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.handover import HandoverOutcome
+from sluice.engine.fleet.local import make_engine
+from sluice.engine.fleet.replica import Replica
 from sluice.errors import SluiceError
 from tests.engine.client.test_over_tcp import ANY_PORT, Keys, listening
 from tests.engine.client.test_recovery import request

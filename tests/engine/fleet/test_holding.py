@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.stream import GenerationStream
-from engine.fleet.membership.pushed import PushedMembership
-from engine.fleet.waking import WakeSettings
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.fleet.membership.pushed import PushedMembership
+from sluice.engine.fleet.waking import WakeSettings
 from sluice.errors import ErrorCode
 from tests.engine.client.test_recovery import collect, failure_of, harmless, request
 from tests.engine.client.virtual import in_virtual_time

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from engine.fleet.membership import kubernetes
-from engine.fleet.membership.kubernetes import ApiServer, KubernetesMembership
-from engine.fleet.membership.members import Member
+from sluice.engine.fleet.membership import kubernetes
+from sluice.engine.fleet.membership.kubernetes import ApiServer, KubernetesMembership
+from sluice.engine.fleet.membership.members import Member
 from sluice.errors import ErrorCode, SluiceError
 from tests.waiting import PATIENCE_S, until
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Runtime
-from engine.fleet import local
-from engine.fleet.client import FleetClient
-from engine.fleet.local import make_engine, split_config
-from engine.runtimes import RuntimeChoice
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.fleet import local
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.local import make_engine, split_config
+from sluice.engine.runtimes import RuntimeChoice
 from sluice.errors import SluiceError
 
 

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 import yaml
 
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig
-from engine.fleet.client import FleetClient
-from engine.fleet.membership import file
-from engine.fleet.membership.file import FileMembership, read_members
-from engine.fleet.membership.members import Member
-from engine.fleet.membership.pushed import PushedMembership
-from engine.fleet.remote import make_fleet
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.membership import file
+from sluice.engine.fleet.membership.file import FileMembership, read_members
+from sluice.engine.fleet.membership.members import Member
+from sluice.engine.fleet.membership.pushed import PushedMembership
+from sluice.engine.fleet.remote import make_fleet
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.test_over_tcp import Keys, listening
 from tests.engine.client.test_recovery import collect, harmless, request

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from engine.fleet import moving
-from engine.fleet.client import FleetClient
-from engine.fleet.prefix_index import PrefixIndex
+from sluice.engine.fleet import moving
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.prefix_index import PrefixIndex
 from sluice.errors import ErrorCode
 from tests.engine.client.faulty_engine import CRASH, HANG
 from tests.engine.client.test_recovery import collect, failure_of, harmless, request

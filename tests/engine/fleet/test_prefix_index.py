@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fleet.prefix_index import PrefixIndex
+from sluice.engine.fleet.prefix_index import PrefixIndex
 
 NUM_REPLICAS = 5
 EXPECTED_S = 10.0

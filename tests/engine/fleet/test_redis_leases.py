@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Listening
-from engine.fleet.client import FleetClient
-from engine.fleet.membership import redis_leases
-from engine.fleet.membership.fleet_url import FleetUrl
-from engine.fleet.membership.members import Member
-from engine.fleet.membership.redis_leases import Lease, RedisMembership, Registration
-from engine.fleet.remote import make_fleet
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig, Listening
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.membership import redis_leases
+from sluice.engine.fleet.membership.fleet_url import FleetUrl
+from sluice.engine.fleet.membership.members import Member
+from sluice.engine.fleet.membership.redis_leases import Lease, RedisMembership, Registration
+from sluice.engine.fleet.remote import make_fleet
 from sluice.errors import SluiceError
 from tests.engine.client.test_over_tcp import ANY_PORT, listening
 from tests.engine.client.test_recovery import collect, harmless, request

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.fleet.prefix_index import PrefixIndex
-from engine.fleet.router import Choice, ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from sluice.engine.fleet.prefix_index import PrefixIndex
+from sluice.engine.fleet.router import Choice, ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
 from sluice.errors import ErrorCode, SluiceError
 
 PROMPT = [number.to_bytes(16) for number in range(1, 32)]

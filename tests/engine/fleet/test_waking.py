@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.fleet.waking import WakeSettings, WakingRoom, presume_info
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.waking import WakeSettings, WakingRoom, presume_info
 from sluice.errors import ErrorCode, SluiceError
 from tests.clock import ManualClock
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from engine.forecast.learning import MAX_CLASSES, OutputLengths
+from sluice.engine.forecast.learning import MAX_CLASSES, OutputLengths
 
 
 @dataclass

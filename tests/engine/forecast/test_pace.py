@@ -1,7 +1,7 @@
 import pytest
 
-from engine.forecast.learning import PrefillPace
-from engine.scheduling.chunks import TARGET_STEP_S, ChunkLimits
+from sluice.engine.forecast.learning import PrefillPace
+from sluice.engine.scheduling.chunks import TARGET_STEP_S, ChunkLimits
 
 BLOCK, MOST = 32, 512
 

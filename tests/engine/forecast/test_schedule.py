@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from engine.forecast.schedule import Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
+from sluice.engine.forecast.schedule import Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
 
 
 def waiting(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.forecast.learning import StepTimeModel
+from sluice.engine.forecast.learning import StepTimeModel
 
 
 def test_it_finds_what_a_step_a_sequence_and_a_token_of_a_prompt_cost() -> None:

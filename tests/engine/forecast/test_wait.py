@@ -10,10 +10,10 @@ from benchmarks.predicted_wait import MEDIAN_TARGET, P90_TARGET, Refusals, Scena
 from benchmarks.predicted_wait.engines import Costs, VirtualClock, VirtualEngine, VirtualRunner
 from benchmarks.predicted_wait.trial import Outcome, Trial
 from benchmarks.predicted_wait.workloads import WORKLOADS, Arrival
-from engine.config import EngineConfig, SchedulerPolicy
-from engine.forecast.learning import Calibration
-from engine.forecast.schedule import Curve
-from engine.forecast.wait import MAX_SHARE, EngineState, WaitForecast, WaitingGroup
+from sluice.engine.config import EngineConfig, SchedulerPolicy
+from sluice.engine.forecast.learning import Calibration
+from sluice.engine.forecast.schedule import Curve
+from sluice.engine.forecast.wait import MAX_SHARE, EngineState, WaitForecast, WaitingGroup
 from tests.engine.scheduling.queued import View, queue_of
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.compiler import GrammarCompiler
 from tests.engine.guidance.walks import EOS, RILL, VOCAB_SIZE
 
 

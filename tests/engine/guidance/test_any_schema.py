@@ -7,10 +7,10 @@ import jsonschema
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.guidance.closing import rewrite
-from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.matching import CompiledGrammar
-from engine.types import GrammarKind
+from sluice.engine.guidance.closing import rewrite
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.matching import CompiledGrammar
+from sluice.engine.types import GrammarKind
 from sluice.errors import SluiceError
 from tests.engine.guidance.walks import grammar, outputs
 from tests.engine.guidance.written import can_write

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.guidance.closing import rewrite
-from engine.guidance.compiler import GrammarCompiler
-from engine.types import GrammarKind
+from sluice.engine.guidance.closing import rewrite
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar
 from tests.engine.guidance.written import can_write
 from tests.waiting import PATIENCE_S

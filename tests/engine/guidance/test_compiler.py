@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.guidance import compiler
-from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.matching import CompiledGrammar
-from engine.types import Grammar, GrammarKind
+from sluice.engine.guidance import compiler
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.matching import CompiledGrammar
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import EOS, RILL, VOCAB_SIZE, grammar
 from tests.waiting import PATIENCE_S
@@ -109,7 +109,7 @@ def test_nothing_is_loaded_before_the_first_grammar() -> None:
     program = f"""
 import sys
 from pathlib import Path
-from engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.compiler import GrammarCompiler
 compiler = GrammarCompiler(Path({str(Path.cwd() / RILL)!r}), {VOCAB_SIZE}, ({EOS},))
 compiler.close()
 print("llguidance" in sys.modules, "transformers" in sys.modules)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.formats import BOUNDS
-from engine.types import GrammarKind
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.formats import BOUNDS
+from sluice.engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar
 from tests.engine.guidance.written import can_write
 from tests.waiting import PATIENCE_S

@@ -1,8 +1,8 @@
 import pytest
 
-from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.gbnf import is_gbnf, to_lark
-from engine.types import GrammarKind
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.gbnf import is_gbnf, to_lark
+from sluice.engine.types import GrammarKind
 from sluice.errors import SluiceError
 from tests.engine.guidance.walks import EOS, TOKENIZER, allowed, grammar
 from tests.waiting import PATIENCE_S

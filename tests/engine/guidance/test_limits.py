@@ -8,9 +8,9 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.matching import CompiledGrammar
-from engine.types import GrammarKind
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.matching import CompiledGrammar
+from sluice.engine.types import GrammarKind
 from sluice.errors import SluiceError
 from tests.engine.guidance.walks import EOS, allowed, grammar, outputs
 from tests.waiting import PATIENCE_S

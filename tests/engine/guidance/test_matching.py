@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.guidance import matching
-from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.matching import FewAllowed, FewForbidden, MaskThreads, Mixed, new_bitmask, to_mask
-from engine.sampling.state import Constraint
-from engine.types import Grammar, GrammarKind
+from sluice.engine.guidance import matching
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.matching import FewAllowed, FewForbidden, MaskThreads, Mixed, new_bitmask, to_mask
+from sluice.engine.sampling.state import Constraint
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.tiny import TINY_EOS, TOKENS, write_tiny
 from tests.engine.guidance.walks import EOS, RILL, TOKENIZER, VOCAB_SIZE, allowed, grammar, walk

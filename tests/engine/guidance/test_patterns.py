@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from engine.guidance.compiler import GrammarCompiler
-from engine.guidance.patterns import translate_pattern
-from engine.types import GrammarKind
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.guidance.patterns import translate_pattern
+from sluice.engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar
 from tests.engine.guidance.written import can_write
 from tests.waiting import PATIENCE_S

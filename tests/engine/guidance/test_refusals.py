@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.guidance.compiler import GrammarCompiler
-from engine.types import GrammarKind
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.types import GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import grammar
 from tests.waiting import PATIENCE_S

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.guidance.closing import relaxations
+from sluice.engine.guidance.closing import relaxations
 
 
 def member(value: object) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.guidance.compiler import GrammarCompiler
-from engine.types import GrammarKind
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.types import GrammarKind
 from tests.engine.guidance.tiny import BYTE_LEVEL, special, write
 from tests.engine.guidance.walks import allowed, grammar
 

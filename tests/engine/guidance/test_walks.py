@@ -7,8 +7,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.guidance.compiler import GrammarCompiler
-from engine.types import GrammarKind
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar, outputs
 
 NODE = {

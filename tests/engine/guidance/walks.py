@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from engine.guidance.compiler import GrammarCompiler
-from engine.sampling.state import Constraint
-from engine.types import Grammar, GrammarKind
+from sluice.engine.guidance.compiler import GrammarCompiler
+from sluice.engine.sampling.state import Constraint
+from sluice.engine.types import Grammar, GrammarKind
 from tests.waiting import PATIENCE_S
 
 RILL = Path("models/rill/1")

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from engine.guidance.matching import CompiledGrammar
+from sluice.engine.guidance.matching import CompiledGrammar
 from tests.engine.guidance.walks import TOKENIZER
 
 _MAX_ORDERS = 720

@@ -3,7 +3,7 @@
 import sys
 from itertools import count
 
-from engine.kv_tiers import disk
+from sluice.engine.kv_tiers import disk
 from tests.engine.scripted_executor import ScriptedExecutor
 
 PROMPTS = [[400 + 50 * each + position for position in range(50)] for each in range(40)]

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.arrays import ByteArray
-from engine.blocks import BlockHash, HashChain
-from engine.kv_tiers import block_file
-from engine.kv_tiers.block_file import BlockFile
-from engine.kv_tiers.disk import DiskTier, Transfer
+from sluice.engine.arrays import ByteArray
+from sluice.engine.blocks import BlockHash, HashChain
+from sluice.engine.kv_tiers import block_file
+from sluice.engine.kv_tiers.block_file import BlockFile
+from sluice.engine.kv_tiers.disk import BlockTransfer, DiskTier
 from tests.waiting import wait_until
 
 BLOCK_BYTES = 4096
@@ -26,9 +26,9 @@ def name(number: int) -> BlockHash:
     return BlockHash(number.to_bytes(16, "little"))
 
 
-def wait_for(tier: DiskTier, is_done: Callable[[], bool]) -> list[Transfer]:
+def wait_for(tier: DiskTier, is_done: Callable[[], bool]) -> list[BlockTransfer]:
     """Return the transfers that end until `is_done`."""
-    done = list[Transfer]()
+    done = list[BlockTransfer]()
 
     def claim() -> bool:
         done.extend(tier.finished())

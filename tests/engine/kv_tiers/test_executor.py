@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.blocks import BlockHash
-from engine.frames import StepFrame
-from engine.kv_tiers import returns
-from engine.loop.executor import InflightExecutor
-from engine.runners.base import Logits, RunnerInfo, StepBatch
-from engine.statistics import KvTierStats
+from sluice.engine.blocks import BlockHash
+from sluice.engine.frames import StepFrame
+from sluice.engine.kv_tiers import returns
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.runners.base import Logits, RunnerInfo, StepBatch
+from sluice.engine.statistics import KvTierStats
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests

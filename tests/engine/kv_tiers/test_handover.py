@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.arrays import ByteArray
-from engine.blocks import BlockHash, PromptOrigin
-from engine.frames import BlockPiece, Cancel, FetchBlocks
-from engine.kv_tiers import exports, peers, returns
-from engine.statistics import HandoverStats
-from engine.types import BlockSource
+from sluice.engine.arrays import ByteArray
+from sluice.engine.blocks import BlockHash, PromptOrigin
+from sluice.engine.frames import BlockPiece, Cancel, FetchBlocks
+from sluice.engine.kv_tiers import exports, peers, returns
+from sluice.engine.statistics import HandoverStats
+from sluice.engine.types import BlockSource
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 

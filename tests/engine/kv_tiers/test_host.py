@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.blocks import BlockHash
-from engine.kv_tiers.host import HostTier
+from sluice.engine.blocks import BlockHash
+from sluice.engine.kv_tiers.host import HostTier
 
 NUM_BLOCKS, NUM_IN_TRANSIT = 3, 2
 moves = st.lists(st.tuples(st.sampled_from(["keep", "find", "drop", "send", "sent"]), st.integers(0, 7)), max_size=60)

@@ -2,13 +2,13 @@
 
 from pytest import MonkeyPatch
 
-from engine.blocks import BlockHash
-from engine.frames import OTHER_HOLDER, RESERVED, BlockMap, BlockOwner
-from engine.kv_cache import BlockState, KvCacheManager
-from engine.loop import block_map
-from engine.loop.block_map import MAX_ID_CHARS, draw_block_map
-from engine.sequence import Sequence
-from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from sluice.engine.blocks import BlockHash
+from sluice.engine.frames import OTHER_HOLDER, RESERVED, BlockMap, BlockOwner
+from sluice.engine.kv_cache import BlockState, KvCacheManager
+from sluice.engine.loop import block_map
+from sluice.engine.loop.block_map import MAX_ID_CHARS, draw_block_map
+from sluice.engine.sequence import Sequence
+from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams
 
 MAX_TOKENS = 6
 

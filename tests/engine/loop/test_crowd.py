@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.frames import Command, StepFrame, Submit
-from engine.loop.executor import InflightExecutor
-from engine.loop.load import load_runner
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Command, StepFrame, Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.loop.load import load_runner
+from sluice.engine.types import GenerateRequest, SamplingParams
 from tests.paths import DATA
 
 

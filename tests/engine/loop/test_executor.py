@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.arrays import FloatArray
-from engine.frames import Cancel, Shutdown
-from engine.runners.base import Draws, StepBatch
-from engine.sampling.host_logits import HostLogits
-from engine.types import FinishReason
+from sluice.engine.arrays import FloatArray
+from sluice.engine.frames import Cancel, Shutdown
+from sluice.engine.runners.base import Draws, StepBatch
+from sluice.engine.sampling.host_logits import HostLogits
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode
 from tests.engine.fake_runner import EchoRunner, EchoStep, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from engine.frames import Command, Submit
-from engine.loop.executor import InflightExecutor
-from engine.process.bootstrap import collect_rarely
-from engine.sampling.state import SamplingState
-from engine.types import GenerateRequest, TokenEvent
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Command, Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.process.bootstrap import collect_rarely
+from sluice.engine.sampling.state import SamplingState
+from sluice.engine.types import GenerateRequest, TokenEvent
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.parts import make_request
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from engine.arrays import FloatArray
-from engine.frames import Cancel
-from engine.loop import executor
-from engine.runners.base import StepBatch
-from engine.sampling.host_logits import HostLogits
-from engine.scheduling.chunks import TARGET_STEP_S
-from engine.types import FinishReason
+from sluice.engine.arrays import FloatArray
+from sluice.engine.frames import Cancel
+from sluice.engine.loop import executor
+from sluice.engine.runners.base import StepBatch
+from sluice.engine.sampling.host_logits import HostLogits
+from sluice.engine.scheduling.chunks import TARGET_STEP_S
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode
 from tests.engine.fake_runner import EchoRunner, echo, echo_next
 from tests.engine.scripted_executor import ScriptedExecutor

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.arrays import FloatArray
-from engine.frames import Cancel, LoadAdapter, Shutdown
-from engine.runners.base import Draws, StepBatch
-from engine.sampling.state import SamplingState, is_simple
-from engine.types import FinishReason, Grammar, GrammarKind, SamplingParams, ThinkingBudget
+from sluice.engine.arrays import FloatArray
+from sluice.engine.frames import Cancel, LoadAdapter, Shutdown
+from sluice.engine.runners.base import Draws, StepBatch
+from sluice.engine.sampling.state import SamplingState, is_simple
+from sluice.engine.types import FinishReason, Grammar, GrammarKind, SamplingParams, ThinkingBudget
 from sluice.errors import ErrorCode
 from tests.engine.fake_runner import EchoRunner, EchoStep, echo
 from tests.engine.loop.test_executor import FaultyRunner

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config import SchedulerPolicy
+from sluice.engine.config import SchedulerPolicy
 from sluice.errors import ErrorCode
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import ScriptedExecutor

@@ -2,13 +2,13 @@
 
 from pytest import MonkeyPatch
 
-from engine.frames import AskView, TenantTokens
-from engine.histograms import STEP_SECONDS, STEP_TOKENS, unpack
-from engine.loop import recorder
-from engine.loop.recorder import OTHERS, Step, StepRecorder, WorkRecorder
-from engine.scheduling.planner import PrefillChunk, StepPlan
-from engine.sequence import Sequence
-from engine.types import EngineInfo
+from sluice.engine.frames import AskView, TenantTokens
+from sluice.engine.histograms import STEP_SECONDS, STEP_TOKENS, unpack
+from sluice.engine.loop import recorder
+from sluice.engine.loop.recorder import OTHERS, Step, StepRecorder, WorkRecorder
+from sluice.engine.scheduling.planner import PrefillChunk, StepPlan
+from sluice.engine.sequence import Sequence
+from sluice.engine.types import EngineInfo
 from tests.clock import ManualClock
 from tests.engine.parts import make_request
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.frames import StepFrame
-from engine.types import EventDetail, SequenceTiming
+from sluice.engine.frames import StepFrame
+from sluice.engine.types import EventDetail, SequenceTiming
 from tests.engine.scripted_executor import ScriptedExecutor
 
 pytestmark = pytest.mark.usefixtures("looks_ahead")

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 import zmq
 
-from engine.blocks import BlockHash, HashChain
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig
-from engine.process.kv_events import KvEventPublisher
+from sluice.engine.blocks import BlockHash, HashChain
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.process.kv_events import KvEventPublisher
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.faulty_engine import MODULE
 from tests.engine.client.test_recovery import collect, harmless, request

@@ -2,12 +2,12 @@
 
 from pytest import MonkeyPatch
 
-from engine import kv_cache
-from engine.blocks import BlockHash
-from engine.frames import PrefixChanges
-from engine.kv_cache import BlockPool
-from engine.process import prefix_feed
-from engine.process.prefix_feed import PrefixFeed
+from sluice.engine import kv_cache
+from sluice.engine.blocks import BlockHash
+from sluice.engine.frames import PrefixChanges
+from sluice.engine.kv_cache import BlockPool
+from sluice.engine.process import prefix_feed
+from sluice.engine.process.prefix_feed import PrefixFeed
 
 
 def name(number: int) -> BlockHash:

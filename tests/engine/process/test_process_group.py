@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from engine.process.process_group import kill_session, session_members
+from sluice.engine.process.process_group import kill_session, session_members
 from tests.waiting import wait_until
 
 LAUNCHER = """
@@ -18,7 +18,7 @@ subprocess.run([sys.executable, "-c", sys.argv[1], sys.argv[2], sys.argv[3]], pr
 WORKER = """
 import os, subprocess, sys, time
 from pathlib import Path
-from engine.process.process_group import end_with
+from sluice.engine.process.process_group import end_with
 end_with(int(sys.argv[1]), Path(sys.argv[2]).touch)
 rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], process_group=0)
 print(os.getpid(), rank.pid, flush=True)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import zmq
 
-from engine.frames import (
+from sluice.engine.frames import (
     AdapterOutcome,
     AskView,
     Attach,
@@ -17,9 +17,9 @@ from engine.frames import (
     StepFrame,
     StepRecord,
 )
-from engine.process.curve import make_certificates, read_pair, read_public
-from engine.process.transport import MAX_READ, Transport
-from engine.statistics import EngineStats
+from sluice.engine.process.curve import make_certificates, read_pair, read_public
+from sluice.engine.process.transport import MAX_READ, Transport
+from sluice.engine.statistics import EngineStats
 from sluice.errors import SluiceError
 
 

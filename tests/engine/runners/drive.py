@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.arrays import FloatArray
-from engine.runners.base import BlockRunner, Runner, StepBatch
+from sluice.engine.arrays import FloatArray
+from sluice.engine.runners.base import BlockRunner, Runner, StepBatch
 from tests.engine.runners.family_goldens import FamilyGolden
 
 NUM_OTHERS = 31

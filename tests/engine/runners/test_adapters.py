@@ -11,10 +11,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from engine.arrays import FloatArray
-from engine.config import EngineConfig, Runtime
-from engine.frames import LoadAdapter, UnloadAdapter
-from engine.runners.openvino.adapters import to_bf16
+from sluice.engine.arrays import FloatArray
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.frames import LoadAdapter, UnloadAdapter
+from sluice.engine.runners.openvino.adapters import to_bf16
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.family_goldens import read_family
 from tests.engine.runners.goldens import checkpoint_path
@@ -157,7 +157,7 @@ def test_adapters_know_the_names_of_each_family(family: str, module: str, tmp_pa
 
 
 def _capabilities() -> tuple[str, ...]:
-    from engine.runners.openvino.runner import cpu_capabilities
+    from sluice.engine.runners.openvino.runner import cpu_capabilities
 
     return cpu_capabilities()
 

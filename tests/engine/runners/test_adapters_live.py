@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from engine.config import EngineConfig
-from engine.runners.openvino.runner import load_runner
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.openvino.runner import load_runner
 from tests.engine.runners.family_goldens import NAMES, read_family
 from tests.engine.scripted_executor import ScriptedExecutor
 

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
-from engine.arrays import FloatArray
-from engine.config import EngineConfig
-from engine.models.architectures import read_decoder_config
-from engine.runners.base import BlockRunner, Runner
+from sluice.engine.arrays import FloatArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.models.architectures import read_decoder_config
+from sluice.engine.runners.base import BlockRunner, Runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import continuations, in_a_batch, poison, prefill
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family

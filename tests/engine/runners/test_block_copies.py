@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.kv_tiers.identity import block_identity, portable_identity
-from engine.runners.base import BlockRunner
 from sluice.bundled import BUNDLED_MODEL, models_folder
+from sluice.engine.config import EngineConfig
+from sluice.engine.kv_tiers.identity import block_identity, portable_identity
+from sluice.engine.runners.base import BlockRunner
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.runners.test_adapters import make_adapter

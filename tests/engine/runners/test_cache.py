@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.runners.cache_size import check_cache_limits, choose_num_blocks
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.cache_size import check_cache_limits, choose_num_blocks
 from sluice.errors import ErrorCode, SluiceError
 
 MIB, GIB = 1 << 20, 1 << 30

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.loop.load import load_runner
-from engine.runners.openvino import source
+from sluice.engine.config import EngineConfig
+from sluice.engine.loop.load import load_runner
+from sluice.engine.runners.openvino import source
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.drive import Driver, Prompt

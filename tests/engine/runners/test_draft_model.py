@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig, Speculation
-from engine.loop.load import load_draft_runner, load_runner
-from engine.runners.base import RunnerInfo
+from sluice.engine.config import EngineConfig, Speculation
+from sluice.engine.loop.load import load_draft_runner, load_runner
+from sluice.engine.runners.base import RunnerInfo
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.scripted_executor import ScriptedExecutor

@@ -11,12 +11,12 @@ import openvino as ov
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engine.arrays import FloatArray
-from engine.config import EngineConfig
-from engine.runners.openvino import source
-from engine.runners.openvino.graph import experts
-from engine.runners.openvino.runner import OpenVinoRunner, load_runner
-from engine.runners.openvino.source import check_folder
+from sluice.engine.arrays import FloatArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.openvino import source
+from sluice.engine.runners.openvino.graph import experts
+from sluice.engine.runners.openvino.runner import OpenVinoRunner, load_runner
+from sluice.engine.runners.openvino.source import check_folder
 from sluice.errors import ErrorCode
 from tests.engine.runners.drive import Driver, Prompt, poison, prefill, uniform_batch
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family

@@ -9,8 +9,8 @@ import openvino as ov
 import pytest
 from openvino import opset13 as ops
 
-from engine.config import EngineConfig
-from engine.loop.load import load_runner
+from sluice.engine.config import EngineConfig
+from sluice.engine.loop.load import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.drive import Driver, Prompt

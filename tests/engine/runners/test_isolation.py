@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from engine.arrays import FloatArray
-from engine.config import EngineConfig
-from engine.runners.base import BlockRunner
+from sluice.engine.arrays import FloatArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import BlockRunner
 from tests.engine.runners.drive import poison, uniform_batch
 from tests.engine.runners.family_goldens import FamilyGolden, read_family
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path

@@ -10,7 +10,7 @@ import openvino.op
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engine.config import EngineConfig
+from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.drive import Driver, Prompt

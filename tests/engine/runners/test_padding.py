@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.runners.base import StepBatch
-from engine.runners.openvino.runner import load_runner, num_padding, pad_batch
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import StepBatch
+from sluice.engine.runners.openvino.runner import load_runner, num_padding, pad_batch
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path
 
 SCRATCH = 99

@@ -10,11 +10,11 @@ import openvino as ov
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engine.arrays import FloatArray
-from engine.config import EngineConfig
-from engine.runners.base import Runner, StepBatch
-from engine.runners.openvino.runner import OpenVinoRunner, load_runner
-from engine.runners.openvino.weights.compression import GROUP, quantize_groups, quantize_rows
+from sluice.engine.arrays import FloatArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import Runner, StepBatch
+from sluice.engine.runners.openvino.runner import OpenVinoRunner, load_runner
+from sluice.engine.runners.openvino.weights.compression import GROUP, quantize_groups, quantize_rows
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.engine.runners.conftest import EditableCheckpoint

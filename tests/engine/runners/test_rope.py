@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.arrays import FloatArray
-from engine.models.config.config_file import read_rope, read_ropes
-from engine.models.config.rope import DynamicRope, LongRope, YarnRope, inverse_frequencies
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.config.config_file import read_rope, read_ropes
+from sluice.engine.models.config.rope import DynamicRope, LongRope, YarnRope, inverse_frequencies
 from sluice.errors import ErrorCode, SluiceError
 
 LLAMA3 = {

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.runners.base import Runner
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import Runner
 from sluice.errors import SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.goldens import CHECKPOINTS, Golden, checkpoint_path, read_goldens

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from engine.runners.base import StepBatch
-from engine.runners.openvino import runner as runner_module
-from engine.runners.openvino.runner import MAX_PADDED_SIZE, load_runner, split_batch
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import StepBatch
+from sluice.engine.runners.openvino import runner as runner_module
+from sluice.engine.runners.openvino.runner import MAX_PADDED_SIZE, load_runner, split_batch
 from tests.engine.runners.family_goldens import read_family
 from tests.goldens.checkpoints import write_checkpoint
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from engine.config import EngineConfig, Task
-from engine.runners.openvino.runner import load_runner
+from sluice.engine.config import EngineConfig, Task
+from sluice.engine.runners.openvino.runner import load_runner
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.family_goldens import NAMES, read_family
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from engine.config import EngineConfig
-from engine.runners.openvino.runner import load_runner
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.openvino.runner import load_runner
 from tests.engine.runners.drive import continuations, in_a_batch, poison, prefill
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
 from tests.goldens.checkpoints import write_checkpoint

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray, Rows
-from engine.sampling import sampler
-from engine.sampling.cores import ONE_CORE, Cores
-from engine.sampling.host_logits import HostLogits
-from engine.sampling.state import SamplingState
-from engine.types import TokenLogprob
+from sluice.engine.arrays import FloatArray, Rows
+from sluice.engine.sampling import sampler
+from sluice.engine.sampling.cores import ONE_CORE, Cores
+from sluice.engine.sampling.host_logits import HostLogits
+from sluice.engine.sampling.state import SamplingState
+from sluice.engine.types import TokenLogprob
 
 
 def sample(

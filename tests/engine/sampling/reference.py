@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.types import SamplingParams
+from sluice.engine.types import SamplingParams
 
 Probabilities = NDArray[np.float64]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from engine.sampling.cores import Cores, Work
-from engine.sampling.state import SamplingState
-from engine.types import SamplingParams
+from sluice.engine.sampling.cores import Cores, Work
+from sluice.engine.sampling.state import SamplingState
+from sluice.engine.types import SamplingParams
 from tests.engine.sampling.host import sample
 
 MANY = 2**30

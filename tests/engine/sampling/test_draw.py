@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.runners.base import Wanted
-from engine.sampling.cores import ONE_CORE, Cores
-from engine.sampling.draws import collect_draws
-from engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
-from engine.sampling.many_tokens import _Room, draw_from_all_tokens, keep_share
-from engine.sampling.random_numbers import uniform
-from engine.sampling.scan import scan
-from engine.sampling.state import SamplingState
-from engine.sampling.top_tokens import top_tokens
-from engine.types import SamplingParams
+from sluice.engine.runners.base import Wanted
+from sluice.engine.sampling.cores import ONE_CORE, Cores
+from sluice.engine.sampling.draws import collect_draws
+from sluice.engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
+from sluice.engine.sampling.many_tokens import _Room, draw_from_all_tokens, keep_share
+from sluice.engine.sampling.random_numbers import uniform
+from sluice.engine.sampling.scan import scan
+from sluice.engine.sampling.state import SamplingState
+from sluice.engine.sampling.top_tokens import top_tokens
+from sluice.engine.types import SamplingParams
 from tests.engine.sampling.host import sample
 from tests.engine.sampling.reference import may_draw, probabilities, tokens_possible
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.arrays import IntArray
-from engine.guidance.matching import FewAllowed
-from engine.runners.base import TokenMask
-from engine.sampling.sampler import NO_TOKEN
-from engine.sampling.state import SamplingState, TokenCounts
-from engine.types import SamplingParams, ThinkingBudget, TokenLogprob
+from sluice.engine.arrays import IntArray
+from sluice.engine.guidance.matching import FewAllowed
+from sluice.engine.runners.base import TokenMask
+from sluice.engine.sampling.sampler import NO_TOKEN
+from sluice.engine.sampling.state import SamplingState, TokenCounts
+from sluice.engine.types import SamplingParams, ThinkingBudget, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.sampling.host import prompt_logprobs, sample
 

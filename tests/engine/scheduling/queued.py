@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from engine.scheduling.queue import WaitingQueue
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.scheduling.queue import WaitingQueue
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=[1], sampling=SamplingParams())
 WEIGHTS = {"heavy": 2.0, "light": 0.5}

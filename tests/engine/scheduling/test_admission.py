@@ -1,11 +1,11 @@
 import msgspec
 import pytest
 
-from engine.client.counters import NO_STATS
-from engine.config import EngineConfig
-from engine.forecast.wait import WaitPrediction
-from engine.frames import request_failed
-from engine.scheduling.admission import (
+from sluice.engine.client.counters import NO_STATS
+from sluice.engine.config import EngineConfig
+from sluice.engine.forecast.wait import WaitPrediction
+from sluice.engine.frames import request_failed
+from sluice.engine.scheduling.admission import (
     MAX_COLD_RETRY_AFTER_S,
     MAX_RETRY_AFTER_S,
     SLOW_SHARE,
@@ -16,9 +16,9 @@ from engine.scheduling.admission import (
     check_reported_queue,
     find_excess,
 )
-from engine.scheduling.arrivals import LATE_S, PromisedPlaces
-from engine.sequence import Sequence
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.scheduling.arrivals import LATE_S, PromisedPlaces
+from sluice.engine.sequence import Sequence
+from sluice.engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.test_validation import INFO
 from tests.errors import error_of

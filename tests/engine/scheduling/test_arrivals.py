@@ -1,6 +1,6 @@
 import pytest
 
-from engine.scheduling.arrivals import MAX_PAUSE_S, MAX_SOURCES, ArrivalRates
+from sluice.engine.scheduling.arrivals import MAX_PAUSE_S, MAX_SOURCES, ArrivalRates
 
 
 def steady(arrivals: ArrivalRates, count: int, per_s: float, from_s: float = 0.0) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.scheduling.chunks import (
+from sluice.engine.scheduling.chunks import (
     FIRST_CHUNK,
     LARGEST_CHUNK,
     LONGEST_STEP_S,

@@ -3,7 +3,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.scheduling.queue import MAX_STALE_DEADLINES, DeadlineHeap
+from sluice.engine.scheduling.queue import MAX_STALE_DEADLINES, DeadlineHeap
 
 
 def test_who_is_due_is_told_once_the_longest_overdue_first() -> None:

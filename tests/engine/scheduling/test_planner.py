@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import SchedulerPolicy
-from engine.scheduling.planner import StepPlan, plan_step
-from engine.scheduling.policies import AdmissionCandidate, StepLimits, find_policy
+from sluice.engine.config import SchedulerPolicy
+from sluice.engine.scheduling.planner import StepPlan, plan_step
+from sluice.engine.scheduling.policies import AdmissionCandidate, StepLimits, find_policy
 
 
 @dataclass(frozen=True)

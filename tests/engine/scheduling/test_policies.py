@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.config import SchedulerPolicy
-from engine.scheduling.policies import find_policy
+from sluice.engine.config import SchedulerPolicy
+from sluice.engine.scheduling.policies import find_policy
 
 
 @pytest.mark.parametrize("name", SchedulerPolicy)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduling import fair_share
-from engine.scheduling.queue import MAX_GROUPS
+from sluice.engine.scheduling import fair_share
+from sluice.engine.scheduling.queue import MAX_GROUPS
 from tests.engine.scheduling.queued import REQUEST, WEIGHTS, View, admit_next, order, queue_of
 
 # -- order

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduling.queue import WaitingQueue
+from sluice.engine.scheduling.queue import WaitingQueue
 from tests.engine.scheduling.queued import WEIGHTS, View, admit_next, order, queue_of
 
 OPERATIONS = st.lists(

@@ -8,17 +8,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.blocks import BlockHash
-from engine.config import EngineConfig, SchedulerPolicy
-from engine.fleet.router import ReplicaView, RouterSettings, RoutingPolicy
-from engine.frames import Command, StepFrame, Submit
-from engine.loop.executor import InflightExecutor
-from engine.runners.base import RunnerInfo, StepBatch
-from engine.sampling.host_logits import HostLogits
-from engine.simulation.fleet import FleetConfig, simulate
-from engine.simulation.profile import ReplicaProfile, StepCosts
-from engine.simulation.traces import TracedRequest
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.blocks import BlockHash
+from sluice.engine.config import EngineConfig, SchedulerPolicy
+from sluice.engine.fleet.router import ReplicaView, RouterSettings, RoutingPolicy
+from sluice.engine.frames import Command, StepFrame, Submit
+from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.runners.base import RunnerInfo, StepBatch
+from sluice.engine.sampling.host_logits import HostLogits
+from sluice.engine.simulation.fleet import FleetConfig, simulate
+from sluice.engine.simulation.profile import ReplicaProfile, StepCosts
+from sluice.engine.simulation.traces import TracedRequest
+from sluice.engine.types import GenerateRequest, SamplingParams
 
 COSTS = StepCosts(step_s=0.004, prefill_token_s=5e-5, decode_seq_s=2e-4, context_token_s=2e-7, attention_s=1e-9)
 PROFILE = ReplicaProfile(costs=COSTS, num_blocks=56, max_num_seqs=16, max_num_batched_tokens=512, max_model_len=2048)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.simulation.traces import InfiniteCache, TracedRequest, block_hashes, read_trace
+from sluice.engine.simulation.traces import InfiniteCache, TracedRequest, block_hashes, read_trace
 from sluice.errors import ErrorCode, SluiceError
 
 OURS = """\

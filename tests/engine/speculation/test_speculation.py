@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.arrays import FloatArray
-from engine.runners.base import StepBatch
-from engine.sequence import Sequence
-from engine.speculation.drafter import FIRST_PAUSE, DraftGate, TokenPrices
-from engine.speculation.ngram import NgramIndex
-from engine.types import EngineInfo, GenerateRequest, SamplingParams, ThinkingBudget
+from sluice.engine.arrays import FloatArray
+from sluice.engine.runners.base import StepBatch
+from sluice.engine.sequence import Sequence
+from sluice.engine.speculation.drafter import FIRST_PAUSE, DraftGate, TokenPrices
+from sluice.engine.speculation.ngram import NgramIndex
+from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams, ThinkingBudget
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 

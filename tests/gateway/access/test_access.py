@@ -7,16 +7,16 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from engine.config import EngineConfig
-from gateway.access.control import AccessControl
-from gateway.access.identity import Identity, RouteGroup
-from gateway.access.keys import make_key, revoke_key
-from gateway.access.ring import KeyRing
-from gateway.calls import CallLog, current_identity
-from gateway.http.app import _Guards
-from gateway.http.in_process import InProcessClient
-from gateway.restrictions import Restrictions
-from gateway.telemetry.metrics import GatewayMetrics
+from sluice.engine.config import EngineConfig
+from sluice.gateway.access.control import AccessControl
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.access.keys import make_key, revoke_key
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.calls import CallLog, current_identity
+from sluice.gateway.http.app import _Guards
+from sluice.gateway.http.in_process import InProcessClient
+from sluice.gateway.restrictions import Restrictions
+from sluice.gateway.telemetry.metrics import GatewayMetrics
 from tests.engine.capable import CapableEngine
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 

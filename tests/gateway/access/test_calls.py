@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from engine.config import EngineConfig
-from gateway.calls import Call, CallLog, hold_call
-from gateway.http.openai.embeddings import EmbeddingRequest, _write_answer
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.rag.encoder import Embeddings
+from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import Call, CallLog, hold_call
+from sluice.gateway.http.openai.embeddings import EmbeddingRequest, _write_answer
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.pipelines.rag.encoder import Embeddings
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.answering import MODEL, Answering, answering
 from tests.gateway.http.live import SteppedRunner

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from gateway.access.control import AccessControl, Credentials
-from gateway.access.identity import Identity, RouteGroup
-from gateway.access.keys import NewKey, make_key, revoke_key
-from gateway.access.redis_store import RedisKeys
-from gateway.access.ring import KeyRing
-from gateway.calls import CallLog
-from gateway.options.access import AccessOptions
-from gateway.options.config import ServeConfig
-from gateway.options.option import OptionError
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.control import AccessControl, Credentials
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.access.keys import NewKey, make_key, revoke_key
+from sluice.gateway.access.redis_store import RedisKeys
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.calls import CallLog
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.option import OptionError
 from tests.clock import ManualClock
 
 NEW = make_key(Identity(name="ci", tenant="research", networks=("192.0.2.0/24", "127.0.0.1/32", "2001:db8::/32")))

@@ -14,24 +14,24 @@ from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tritonclient.grpc import service_pb2
 
-from gateway.access.control import AccessControl
-from gateway.access.identity import Identity, RouteGroup
-from gateway.access.keys import make_key
-from gateway.access.rights import CATEGORY_GROUPS
-from gateway.access.ring import KeyRing
-from gateway.batches.service import BatchService
-from gateway.calls import CallLog
-from gateway.grpc.access import API_CATEGORIES
-from gateway.http.access import _find_place, find_place
-from gateway.http.app import _Guards, create_app, create_metrics_app
-from gateway.http.openapi import v2_paths
-from gateway.options.access import AccessOptions
-from gateway.options.batches import BatchOptions
-from gateway.options.config import ServeConfig
-from gateway.restrictions import Restrictions
-from gateway.service import InferenceService
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.rag.library import DocumentLibrary, LibrarySettings
+from sluice.gateway.access.control import AccessControl
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.access.keys import make_key
+from sluice.gateway.access.rights import CATEGORY_GROUPS
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.batches.service import BatchService
+from sluice.gateway.calls import CallLog
+from sluice.gateway.grpc.access import API_CATEGORIES
+from sluice.gateway.http.access import _find_place, find_place
+from sluice.gateway.http.app import _Guards, create_app, create_metrics_app
+from sluice.gateway.http.openapi import v2_paths
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.batches import BatchOptions
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.restrictions import Restrictions
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
 from tests.gateway.grpc.parts import serving
 from tests.gateway.http.rag.parts import SwitchableStore, WordEncoder
 from tests.gateway.repositories import empty_repository

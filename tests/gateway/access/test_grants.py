@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.access.grants import check_change, check_grant
-from gateway.access.identity import NEW_KEY_GROUPS, Identity, QuotaLimits, RouteGroup
-from gateway.access.keys import StoredKey, make_key, parse_fields, update_key
-from gateway.access.ring import SERVER_KEY
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.grants import check_change, check_grant
+from sluice.gateway.access.identity import NEW_KEY_GROUPS, Identity, QuotaLimits, RouteGroup
+from sluice.gateway.access.keys import StoredKey, make_key, parse_fields, update_key
+from sluice.gateway.access.ring import SERVER_KEY
 from tests.gateway.access.test_access import ALL, COMPLETION, Keys
 from tests.gateway.http.live import live_server
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.access.identity import NO_LIMITS, Identity, QuotaLimits
-from gateway.access.keys import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import NO_LIMITS, Identity, QuotaLimits
+from sluice.gateway.access.keys import (
     PREFIX,
     StoredKey,
     describe_key,
@@ -21,13 +22,12 @@ from gateway.access.keys import (
     revoke_key,
     rotate_key,
 )
-from gateway.access.redis_store import RedisKeys
-from gateway.access.ring import SERVER_KEY, KeyRing
-from gateway.access.store import KeyStore, SqliteKeys
-from gateway.accounts import make_access
-from gateway.options.batches import BatchOptions
-from gateway.options.config import ServeConfig
-from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.redis_store import RedisKeys
+from sluice.gateway.access.ring import SERVER_KEY, KeyRing
+from sluice.gateway.access.store import KeyStore, SqliteKeys
+from sluice.gateway.accounts import make_access
+from sluice.gateway.options.batches import BatchOptions
+from sluice.gateway.options.config import ServeConfig
 from tests.serving.caching.parts import RedisServer
 
 

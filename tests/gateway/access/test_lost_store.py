@@ -9,17 +9,17 @@ import apsw
 import msgspec
 import pytest
 
-from gateway.access.control import AccessControl, Credentials
-from gateway.access.identity import Identity, RouteGroup
-from gateway.access.keys import StoredKey, make_key, revoke_key
-from gateway.access.redis_store import RedisKeys
-from gateway.access.store import SqliteKeys
-from gateway.accounts import make_access, report_access
-from gateway.options.access import AccessOptions
-from gateway.options.batches import BatchOptions
-from gateway.options.config import ServeConfig, read_config
-from gateway.options.option import OptionError
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.control import AccessControl, Credentials
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.access.keys import StoredKey, make_key, revoke_key
+from sluice.gateway.access.redis_store import RedisKeys
+from sluice.gateway.access.store import SqliteKeys
+from sluice.gateway.accounts import make_access, report_access
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.batches import BatchOptions
+from sluice.gateway.options.config import ServeConfig, read_config
+from sluice.gateway.options.option import OptionError
 from tests.gateway.access.test_grants import stored_before_groups_were_written
 
 

@@ -6,15 +6,15 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.access.control import AccessControl
-from gateway.access.ring import KeyRing
-from gateway.calls import CallLog
-from gateway.http.access import PageGuard
-from gateway.http.app import create_metrics_app
-from gateway.options.access import AccessOptions
-from gateway.options.config import ServeConfig, read_config
-from gateway.options.option import OptionError
-from gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.access.control import AccessControl
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.calls import CallLog
+from sluice.gateway.http.access import PageGuard
+from sluice.gateway.http.app import create_metrics_app
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.config import ServeConfig, read_config
+from sluice.gateway.options.option import OptionError
+from sluice.gateway.telemetry.metrics import GatewayMetrics
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 
 HERE, OURS, THEIRS = "127.0.0.1:8000", "https://app.example.com", "https://evil.example"

@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.access import control
-from gateway.access.control import AccessControl
-from gateway.access.identity import Identity
-from gateway.access.keys import make_key, revoke_key
-from gateway.access.ring import KeyRing
-from gateway.calls import CallLog
-from gateway.options.config import ServeConfig
-from gateway.options.streams import StreamOptions
+from sluice.gateway.access import control
+from sluice.gateway.access.control import AccessControl
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.access.keys import make_key, revoke_key
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.calls import CallLog
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.streams import StreamOptions
 from tests.gateway.access.test_access import ALL, Keys
 from tests.gateway.grpc.parts import HeldModel, infer_request, serving
 from tests.gateway.http.live import MODEL, live_server

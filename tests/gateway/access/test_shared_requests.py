@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.types import FinishReason
-from gateway.options.goodput import GoodputTargets
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.text.stream import current_prompt, share_request
-from pipelines.text.types import TextEvent
+from sluice.engine.config import EngineConfig
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.goodput import GoodputTargets
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.pipelines.text.stream import current_prompt, share_request
+from sluice.pipelines.text.types import TextEvent
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.access.test_calls import Notes
 from tests.gateway.answering import MODEL, Answering, answering

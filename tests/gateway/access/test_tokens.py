@@ -9,11 +9,11 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from gateway.access.control import AccessControl, Credentials
-from gateway.access.identity import Identity, RouteGroup
-from gateway.access.ring import KeyRing
-from gateway.access.tokens import IssuerTokens, TokenSettings
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.control import AccessControl, Credentials
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.access.tokens import IssuerTokens, TokenSettings
 
 ISSUER = "https://login.test/realm"
 JWKS = "https://login.test/keys"

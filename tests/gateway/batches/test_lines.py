@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.batches import lines
-from gateway.batches.lines import check_file, pending_lines
+from sluice.gateway.batches import lines
+from sluice.gateway.batches.lines import check_file, pending_lines
 
 GOOD: dict[str, Any] = {
     "custom_id": "a",

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gateway.batches import places
-from gateway.batches.places import Capacity, Place, PlaceKeeper
+from sluice.gateway.batches import places
+from sluice.gateway.batches.places import Capacity, Place, PlaceKeeper
 
 _TURNS = 500
 """Turns of the event loop after which nobody gets a place any more."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.records import ResultCounts
-from gateway.batches.results import BatchResult, ResultFiles
+from sluice.gateway.batches.records import ResultCounts
+from sluice.gateway.batches.results import BatchResult, ResultFiles
 
 
 def answered(custom_id: str, status: int = 200) -> BatchResult:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gateway.access.identity import Identity
-from gateway.batches import worker
-from gateway.batches.line_run import Answered
-from gateway.batches.places import Capacity, PlaceKeeper
-from gateway.batches.records import BATCH_PURPOSE, Batch, BatchStatus, FileRecord
-from gateway.batches.store import StateStore
-from gateway.batches.worker import BatchWorker
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.batches import worker
+from sluice.gateway.batches.line_run import Answered
+from sluice.gateway.batches.places import Capacity, PlaceKeeper
+from sluice.gateway.batches.records import BATCH_PURPOSE, Batch, BatchStatus, FileRecord
+from sluice.gateway.batches.store import StateStore
+from sluice.gateway.batches.worker import BatchWorker
 from tests.waiting import until
 
 NUM_REQUESTS = 5

@@ -1,7 +1,7 @@
 """The engine's events, as chunks of Dynamo."""
 
-from engine.types import EventDetail, FinishReason, TokenEvent, TokenLogprob
-from gateway.dynamo.chunks import ChunkWriter
+from sluice.engine.types import EventDetail, FinishReason, TokenEvent, TokenLogprob
+from sluice.gateway.dynamo.chunks import ChunkWriter
 
 
 def test_an_answer_ends_with_its_reason_and_its_usage() -> None:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from engine.config import EngineConfig, Runtime
-from gateway.dynamo.kv_events import KvEvents, find_kv_events
+from sluice.engine.config import EngineConfig, Runtime
 from sluice.errors import SluiceError
+from sluice.gateway.dynamo.kv_events import KvEvents, find_kv_events
 
 
 def of_vllm(**events: object) -> EngineConfig:

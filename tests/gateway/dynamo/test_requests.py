@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
-from gateway.dynamo.requests import ServedModel, parse_request
-from pipelines.text.sampling import SamplingDefaults
-from pipelines.text.tokenizer import Tokenizer
+from sluice.engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.dynamo.requests import ServedModel, parse_request
+from sluice.pipelines.text.sampling import SamplingDefaults
+from sluice.pipelines.text.tokenizer import Tokenizer
 
 INFO = EngineInfo(
     runtime="openvino",

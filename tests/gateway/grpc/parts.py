@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
-from gateway.access.control import AccessControl
-from gateway.access.ring import KeyRing
-from gateway.calls import CallLog
-from gateway.grpc.server import GrpcServer
-from gateway.options.grpc import GrpcOptions
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferResponse
-from serving.spec import build_spec
-from serving.tensors.datatypes import DATA_TYPES
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.control import AccessControl
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.calls import CallLog
+from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferResponse
+from sluice.serving.spec import build_spec
+from sluice.serving.tensors.datatypes import DATA_TYPES
+from sluice.serving.tensors.tensor import Tensor
 from tests.gateway.v2.small_service import SmallService
 from tests.waiting import PATIENCE_S
 

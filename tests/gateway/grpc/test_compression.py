@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.options.grpc import GrpcOptions
+from sluice.gateway.options.grpc import GrpcOptions
 from tests.gateway.grpc.http2.calls import ECHO, STREAM, serving_calls
 from tests.gateway.grpc.http2.client import answer, connected, message, request_fields
 

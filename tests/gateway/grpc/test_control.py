@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.v2.server import PROTOCOL_VERSION
-from gateway.v2.trace import TraceSettings
-from serving.backend import LoadOverrides
+from sluice.gateway.v2.server import PROTOCOL_VERSION
+from sluice.gateway.v2.trace import TraceSettings
+from sluice.serving.backend import LoadOverrides
 from tests.gateway.grpc.parts import INVALID, EchoModel, failure, infer_request, serving, set_parameters
 from tests.gateway.v2.small_service import SmallService
 from tests.waiting import until

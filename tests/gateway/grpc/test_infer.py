@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.options.grpc import GrpcOptions
-from pipelines.text.model import text_model_of
-from serving.backends.ensemble.backend import EnsembleModel
-from serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.pipelines.text.model import text_model_of
+from sluice.serving.backends.ensemble.backend import EnsembleModel
+from sluice.serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
 from tests.gateway.grpc.parts import (
     INVALID,
     EchoModel,

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc import messages, requests
-from gateway.grpc.messages import MAX_FIELDS, split_contents, split_message
-from serving.tensors import byte_strings
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.grpc import messages, requests
+from sluice.gateway.grpc.messages import MAX_FIELDS, split_contents, split_message
+from sluice.serving.tensors import byte_strings
 from tests.gateway.grpc.parts import EchoModel, failure, serving
 from tests.gateway.v2.small_service import SmallService
 

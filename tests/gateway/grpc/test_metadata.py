@@ -9,13 +9,13 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
-from gateway.calls import CallLog
-from gateway.grpc.access import parse_peer
-from gateway.grpc.grpcio_server import GrpcioServer
-from gateway.grpc.http2_server import CallServer
-from gateway.grpc.methods import Methods
-from gateway.options.grpc import GrpcOptions
-from gateway.restrictions import Restrictions
+from sluice.gateway.calls import CallLog
+from sluice.gateway.grpc.access import parse_peer
+from sluice.gateway.grpc.grpcio_server import GrpcioServer
+from sluice.gateway.grpc.http2_server import CallServer
+from sluice.gateway.grpc.methods import Methods
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.gateway.restrictions import Restrictions
 from tests.gateway.grpc.parts import on_both_servers, serving
 from tests.gateway.v2.small_service import SmallService
 from tests.waiting import PATIENCE_S

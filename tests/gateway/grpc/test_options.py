@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from gateway.grpc.grpcio_server import channel_options
-from gateway.options.grpc import GrpcOptions
-from gateway.options.option import OptionError, declared_option
+from sluice.gateway.grpc.grpcio_server import channel_options
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.gateway.options.option import OptionError, declared_option
 
 OPTIONS = {declared_option(each).flag: (each.name, declared_option(each)) for each in fields(GrpcOptions)}
 

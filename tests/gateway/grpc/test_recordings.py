@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from gateway.http.tracing import TraceMiddleware
-from gateway.tracing.timelines import TimelineRing
-from gateway.tracing.tracer import Tracer
-from pipelines.text.model import may_generate
-from pipelines.text.tensor_model import INPUT_KEY, OUTPUT_KEY
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferResponse
-from serving.tensors.tensor import Tensor
+from sluice.gateway.http.tracing import TraceMiddleware
+from sluice.gateway.tracing.timelines import TimelineRing
+from sluice.gateway.tracing.tracer import Tracer
+from sluice.pipelines.text.model import may_generate
+from sluice.pipelines.text.tensor_model import INPUT_KEY, OUTPUT_KEY
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferResponse
+from sluice.serving.tensors.tensor import Tensor
 from sluice.spans import Span, current_span
 from tests.gateway.grpc.parts import FunctionModel, Running, infer_request, serving
 from tests.gateway.v2.small_service import SmallService

@@ -11,15 +11,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.access.control import AccessControl
-from gateway.access.identity import Identity
-from gateway.access.keys import make_key
-from gateway.access.ring import KeyRing
-from gateway.calls import CallLog
-from gateway.grpc import health, http2_server
-from gateway.grpc.server import GrpcServer
-from gateway.options.grpc import GrpcOptions
-from gateway.options.option import OptionError
+from sluice.gateway.access.control import AccessControl
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.access.keys import make_key
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.calls import CallLog
+from sluice.gateway.grpc import health, http2_server
+from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.gateway.options.option import OptionError
 from tests.gateway.grpc.parts import EchoModel, HeldModel, failure, infer_request, on_both_servers, serving
 from tests.gateway.v2.small_service import SmallService
 from tests.paths import CERTIFICATES

@@ -8,12 +8,12 @@ import grpc
 import numpy as np
 import pytest
 
-from gateway.grpc import stream as stream_module
-from gateway.v2.trace import TraceSettings
-from serving.job import InferJob
-from serving.request import InferResponse
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.grpc import stream as stream_module
+from sluice.gateway.v2.trace import TraceSettings
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse
+from sluice.serving.tensors.tensor import Tensor
 from tests.gateway.grpc.parts import (
     EchoModel,
     FunctionModel,

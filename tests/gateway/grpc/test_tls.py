@@ -8,7 +8,7 @@ import grpc
 import pytest
 from h2.errors import ErrorCodes as Code
 
-from gateway.options.grpc import GrpcOptions
+from sluice.gateway.options.grpc import GrpcOptions
 from tests.gateway.grpc.http2.calls import ECHO, serving_calls
 from tests.gateway.grpc.http2.client import PREFACE, connected, settings
 from tests.paths import CERTIFICATES

@@ -6,8 +6,8 @@ from urllib.parse import unquote
 import grpc
 import pytest
 
-from gateway.grpc import wire
-from gateway.options.grpc import GrpcOptions
+from sluice.gateway.grpc import wire
+from sluice.gateway.options.grpc import GrpcOptions
 from tests.gateway.grpc.http2.calls import ECHO, HELD, STREAM, serving_calls
 from tests.gateway.grpc.http2.client import (
     CONTINUATION,

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.client.base import EngineClient
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Runtime
-from gateway.options.config import ServeConfig
-from gateway.options.http import HttpOptions, RequestOptions
-from gateway.options.responses import ResponsesOptions
+from sluice.engine.client.base import EngineClient
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.http import HttpOptions, RequestOptions
+from sluice.gateway.options.responses import ResponsesOptions
 from tests.gateway.http.live import LiveServer, live_server
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.paths import RILL_TOKENIZER, VLLM_PYTHON

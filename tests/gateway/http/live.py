@@ -14,20 +14,20 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
-from engine.arrays import FloatArray
-from engine.client.base import EngineClient
-from engine.config import EngineConfig
-from engine.runners.base import StepBatch
-from gateway.accounts import make_access
-from gateway.batches.service import BatchService
-from gateway.calls import CallLog
-from gateway.http.app import create_app
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.tracer_setup import make_tracer
-from pipelines.llm.text import LlmText
+from sluice.engine.arrays import FloatArray
+from sluice.engine.client.base import EngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import StepBatch
 from sluice.errors import invalid
+from sluice.gateway.accounts import make_access
+from sluice.gateway.batches.service import BatchService
+from sluice.gateway.calls import CallLog
+from sluice.gateway.http.app import create_app
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.tracer_setup import make_tracer
+from sluice.pipelines.llm.text import LlmText
 from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.http.portless import Portless, client_of, connect_to, listen_at, listening

@@ -13,8 +13,8 @@ import httpx
 import uvloop
 from starlette.types import ASGIApp
 
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.listeners import listen, listener_url
 from tests.gateway.http.portless import client_of, listen_at
 from tests.waiting import PATIENCE_S
 

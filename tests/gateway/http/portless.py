@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import httpx
 from starlette.types import ASGIApp
 
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.listeners import listen, listener_url
 from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")

@@ -7,11 +7,11 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.access.control import AccessControl
-from gateway.access.ring import KeyRing
-from gateway.calls import CallLog
-from gateway.http.access import CallMiddleware
-from gateway.http.request import RequestIdMiddleware
+from sluice.gateway.access.control import AccessControl
+from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.calls import CallLog
+from sluice.gateway.http.access import CallMiddleware
+from sluice.gateway.http.request import RequestIdMiddleware
 
 KEY = "sesame-\u00e9".encode()  # what is not ASCII travels as UTF-8
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from gateway.http.content_coding import unpack_pieces
-from gateway.options.http import HttpOptions
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.content_coding import unpack_pieces
+from sluice.gateway.options.http import HttpOptions
 from tests.gateway.http.live import MODEL, LiveServer
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

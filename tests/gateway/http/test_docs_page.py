@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.http.openapi import PAGE_HEADERS
-from gateway.http.parsing import RequestObject, parse_body
-from gateway.http.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest
+from sluice.gateway.http.openapi import PAGE_HEADERS
+from sluice.gateway.http.parsing import RequestObject, parse_body
+from sluice.gateway.http.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest
 from tests.gateway.http.live import MODEL, LiveServer
 from tests.waiting import PATIENCE_S
 

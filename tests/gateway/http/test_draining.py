@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.http import server
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
+from sluice.gateway.http import server
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.listeners import listen, listener_url
 
 IDLE_S = 0.3
 REQUEST = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"

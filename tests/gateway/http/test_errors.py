@@ -4,8 +4,15 @@ import orjson
 import pytest
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, field_validator
 
-from gateway.http.errors import HTTP_STATUS, OPENAI_CODE, OPENAI_TYPE, as_sluice_error, error_response, requirement
 from sluice.errors import ErrorCode, SluiceError, too_long
+from sluice.gateway.http.errors import (
+    HTTP_STATUS,
+    OPENAI_CODE,
+    OPENAI_TYPE,
+    as_sluice_error,
+    error_response,
+    requirement,
+)
 
 
 def test_every_code_has_a_status_a_type_and_openai_s_code() -> None:

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.http import protocol
+from sluice.gateway.http import protocol
 from tests.gateway.http.live import LiveServer
 from tests.gateway.http.plain_server import serving
 from tests.waiting import PATIENCE_S

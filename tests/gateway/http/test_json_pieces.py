@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.json_pieces import MAX_DEPTH, DocumentError, DocumentLimits, parse_pieces
+from sluice.gateway.http.json_pieces import MAX_DEPTH, DocumentError, DocumentLimits, parse_pieces
 
 TEXTS = st.text(alphabet=st.sampled_from('a,:"\\[]{}\n\u0001 é中😀'), max_size=80)
 SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)

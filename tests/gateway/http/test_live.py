@@ -11,12 +11,12 @@ import httpx
 import msgspec
 import pytest
 
-from engine.frames import OTHER_HOLDER, RESERVED
-from engine.kv_cache import BlockState
-from gateway.access.identity import RouteGroup
-from gateway.http.access import find_place
-from gateway.live.feeds import choose_interval
-from gateway.live.sample import LiveSample
+from sluice.engine.frames import OTHER_HOLDER, RESERVED
+from sluice.engine.kv_cache import BlockState
+from sluice.gateway.access.identity import RouteGroup
+from sluice.gateway.http.access import find_place
+from sluice.gateway.live.feeds import choose_interval
+from sluice.gateway.live.sample import LiveSample
 from tests.gateway.http.live import LiveServer
 from tests.server_process import MODEL, ServerProcess, StartServer
 from tests.under_test import runtime

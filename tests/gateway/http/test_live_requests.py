@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http.access import find_place
-from gateway.options.access import AccessOptions
-from gateway.options.config import ServeConfig
+from sluice.gateway.http.access import find_place
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.config import ServeConfig
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.gateway.http.sse import events_of
 from tests.waiting import wait_for

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.delegated.vllm.settings import SETTINGS
-from gateway.options.command_line import _parser
-from load.options import parser as load_parser
+from sluice.engine.delegated.vllm.settings import SETTINGS
+from sluice.gateway.options.command_line import _parser
+from sluice.load.options import parser as load_parser
 from tests.gateway.http.live import LiveServer
 from tests.paths import DOCS
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.http import protocol, server
+from sluice.gateway.http import protocol, server
 from tests.gateway.http.plain_server import serving
 from tests.waiting import PATIENCE_S, wait_until
 

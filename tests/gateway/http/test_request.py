@@ -9,11 +9,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message
 
-from gateway.http import request as request_module
-from gateway.http.errors import install_error_handlers
-from gateway.http.request import parse_scheduling, read_body
-from gateway.options.http import RequestOptions
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http import request as request_module
+from sluice.gateway.http.errors import install_error_handlers
+from sluice.gateway.http.request import parse_scheduling, read_body
+from sluice.gateway.options.http import RequestOptions
 from tests.errors import error_of
 from tests.gateway.http.plain_server import serving
 

@@ -8,13 +8,13 @@ from importlib.metadata import version
 import pytest
 from starlette.requests import Request
 
-from gateway.http.access import find_api_category
-from gateway.http.openapi import PAGE_HEADERS
-from gateway.http.root import Overview
-from gateway.listeners import GrpcEndpoint
-from gateway.options.access import AccessOptions
-from gateway.options.config import ServeConfig, read_config
-from gateway.restrictions import ApiCategory
+from sluice.gateway.http.access import find_api_category
+from sluice.gateway.http.openapi import PAGE_HEADERS
+from sluice.gateway.http.root import Overview
+from sluice.gateway.listeners import GrpcEndpoint
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.config import ServeConfig, read_config
+from sluice.gateway.restrictions import ApiCategory
 from tests.gateway.http.live import LiveServer, live_server
 from tests.gateway.http.portless import BASE_URL
 

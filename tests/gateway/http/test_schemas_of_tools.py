@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gateway.http import tools as long_schemas
-from gateway.http.openai.schemas import ChatCompletionRequest
-from gateway.http.tools import parse_with_schemas
-from pipelines.chat.formats import parse_tools
-from pipelines.text.types import Conversation, TemplateOptions, TextRequest
+from sluice.gateway.http import tools as long_schemas
+from sluice.gateway.http.openai.schemas import ChatCompletionRequest
+from sluice.gateway.http.tools import parse_with_schemas
+from sluice.pipelines.chat.formats import parse_tools
+from sluice.pipelines.text.types import Conversation, TemplateOptions, TextRequest
 from tests.gateway.http.live import LiveServer
 
 PARAMETERS = {

@@ -17,14 +17,14 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Route
 
-from gateway.calls import Call, CallLog
-from gateway.http.access import CallMiddleware
-from gateway.http.errors import install_error_handlers, openai_error_body
-from gateway.http.request import RequestIdMiddleware
-from gateway.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_frame
-from pipelines.llm.waking import held_listener
-from pipelines.text.relay import RelayedEvents, Sink
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import Call, CallLog
+from sluice.gateway.http.access import CallMiddleware
+from sluice.gateway.http.errors import install_error_handlers, openai_error_body
+from sluice.gateway.http.request import RequestIdMiddleware
+from sluice.gateway.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_frame
+from sluice.pipelines.llm.waking import held_listener
+from sluice.pipelines.text.relay import RelayedEvents, Sink
 from tests.gateway.http.plain_server import serving
 from tests.waiting import PATIENCE_S
 

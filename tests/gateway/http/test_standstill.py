@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
-from gateway.listeners import listen, listener_url
+from sluice.gateway.listeners import listen, listener_url
 from tests.paths import ROOT
 from tests.waiting import PATIENCE_S
 
@@ -21,7 +21,7 @@ SERVER = """
 import asyncio, socket, sys
 import uvloop
 from starlette.responses import Response
-from gateway.http import protocol, server
+from sluice.gateway.http import protocol, server
 
 server._IDLE_S = server._KEEP_ALIVE_S = float(sys.argv[2])
 protocol.HEAD_TIMEOUT_S = server._IDLE_S / 4

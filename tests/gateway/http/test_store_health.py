@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.options.config import ServeConfig
-from gateway.options.responses import ResponsesOptions
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.responses import ResponsesOptions
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.waiting import wait_until
 

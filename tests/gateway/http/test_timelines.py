@@ -3,12 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from gateway.access.identity import Identity, RouteGroup
-from gateway.access.keys import make_key
-from gateway.options.config import ServeConfig
-from gateway.options.tracing import TracingOptions
-from gateway.tracing.timelines import TimelineOwner, TimelineRing, Timelines
-from gateway.tracing.tracer import Tracer
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.access.keys import make_key
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.tracing import TracingOptions
+from sluice.gateway.tracing.timelines import TimelineOwner, TimelineRing, Timelines
+from sluice.gateway.tracing.tracer import Tracer
 from sluice.spans import current_span
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 

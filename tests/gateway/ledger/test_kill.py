@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.ledger.rows import LedgerRow, sum_days, today
-from gateway.ledger.sqlite import SqliteLedger
-from gateway.ledger.store import UsageQuery
+from sluice.gateway.ledger.rows import LedgerRow, sum_days, today
+from sluice.gateway.ledger.sqlite import SqliteLedger
+from sluice.gateway.ledger.store import UsageQuery
 from tests.gateway.ledger.test_stores import read_all
 from tests.server_process import ServerProcess, running_bundled
 from tests.waiting import PATIENCE_S, wait_for

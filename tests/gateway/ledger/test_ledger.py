@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from gateway.access.identity import Identity, RouteGroup
-from gateway.calls import Call
-from gateway.ledger import ledger as module
-from gateway.ledger.ledger import CallLedger
-from gateway.ledger.prices import ModelPrices, PriceTable, read_prices
-from gateway.ledger.rows import LedgerRow, today
-from gateway.ledger.sqlite import SqliteLedger
-from gateway.ledger.store import LedgerBatch
+from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.calls import Call
+from sluice.gateway.ledger import ledger as module
+from sluice.gateway.ledger.ledger import CallLedger
+from sluice.gateway.ledger.prices import ModelPrices, PriceTable, read_prices
+from sluice.gateway.ledger.rows import LedgerRow, today
+from sluice.gateway.ledger.sqlite import SqliteLedger
+from sluice.gateway.ledger.store import LedgerBatch
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.access.test_calls import OPENAI, infer_request

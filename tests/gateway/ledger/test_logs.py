@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from gateway.access.identity import Identity
-from gateway.calls import Call
-from gateway.ledger import lines
-from gateway.ledger.access_log import AccessLog
-from gateway.ledger.lines import LineWriter, RotatingFile, StandardOutput
-from gateway.ledger.request_log import MAX_CONTENT_BYTES, Redaction, RequestLog
-from gateway.options.config import read_config
-from gateway.options.option import OptionError
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.calls import Call
+from sluice.gateway.ledger import lines
+from sluice.gateway.ledger.access_log import AccessLog
+from sluice.gateway.ledger.lines import LineWriter, RotatingFile, StandardOutput
+from sluice.gateway.ledger.request_log import MAX_CONTENT_BYTES, Redaction, RequestLog
+from sluice.gateway.options.config import read_config
+from sluice.gateway.options.option import OptionError
 from tests.gateway.http.live import MODEL, live_server
 from tests.gateway.ledger.test_ledger import ended_call
 
@@ -167,7 +167,7 @@ async def test_hashes_alone_are_the_default(tmp_path: Path) -> None:
 async def test_a_part_of_the_requests_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chances = iter([0.1, 0.9, 0.2])
     # Only this module's: other threads of the tests draw random numbers too.
-    monkeypatch.setattr("gateway.ledger.request_log.random", SimpleNamespace(random=lambda: next(chances)))
+    monkeypatch.setattr("sluice.gateway.ledger.request_log.random", SimpleNamespace(random=lambda: next(chances)))
     log = RequestLog(RotatingFile(tmp_path / "log", 1 << 20, 1), Redaction(()), sample_rate=0.5)
     for model in ("a", "b", ""):
         call = ended_call(model)

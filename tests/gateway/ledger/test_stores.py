@@ -9,11 +9,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from gateway.ledger.opening import open_ledger
-from gateway.ledger.rows import DAY_US, LedgerRow, day_number, sum_days
-from gateway.ledger.sqlite import LEDGER_SCHEMA, SqliteLedger
-from gateway.ledger.store import LedgerBatch, LedgerStore, UsageQuery
-from pipelines.sqlite.connections import Schema
+from sluice.gateway.ledger.opening import open_ledger
+from sluice.gateway.ledger.rows import DAY_US, LedgerRow, day_number, sum_days
+from sluice.gateway.ledger.sqlite import LEDGER_SCHEMA, SqliteLedger
+from sluice.gateway.ledger.store import LedgerBatch, LedgerStore, UsageQuery
+from sluice.pipelines.sqlite.connections import Schema
 
 DAY = date(2026, 3, 1)
 _numbers = count()
@@ -86,7 +86,7 @@ async def test_old_rows_go_and_sums_stay(store: LedgerStore) -> None:
 
 
 async def test_exports_read_page_by_page(store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.ledger.store.PAGE_ROWS", 2)
+    monkeypatch.setattr("sluice.gateway.ledger.store.PAGE_ROWS", 2)
     rows = [row(request_id=str(n)) for n in range(5)]
     others = [row(key="k2"), row(tenant="other")]
     await store.write(batch([*others, *rows]))

@@ -8,13 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.usage.command import command
-from gateway.access.identity import Identity, RouteGroup
-from gateway.access.keys import make_key
-from gateway.ledger.ledger import CallLedger
-from gateway.ledger.prices import PriceTable
-from gateway.ledger.rows import LedgerRow, today
-from gateway.ledger.sqlite import SqliteLedger
+from sluice.cli.usage.command import command
+from sluice.gateway.access.identity import Identity, RouteGroup
+from sluice.gateway.access.keys import make_key
+from sluice.gateway.ledger.ledger import CallLedger
+from sluice.gateway.ledger.prices import PriceTable
+from sluice.gateway.ledger.rows import LedgerRow, today
+from sluice.gateway.ledger.sqlite import SqliteLedger
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.gateway.ledger.test_stores import batch, row
 

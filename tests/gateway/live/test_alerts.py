@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pytest import MonkeyPatch
 
-from engine.config import EngineConfig
-from gateway.live import alerts
-from gateway.live.alerts import AlertJudge
+from sluice.engine.config import EngineConfig
+from sluice.gateway.live import alerts
+from sluice.gateway.live.alerts import AlertJudge
 from tests.cli.live.gateway import MODEL, PacedRunner, live_gateway
 
 

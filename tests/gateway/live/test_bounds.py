@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.live.bounds import BoundKind, Health, LiveFinding, Observation, judge
-from gateway.live.findings import Severity
-from gateway.live.scrape import Change, parse_scrape
+from sluice.gateway.live.bounds import BoundKind, Health, LiveFinding, Observation, judge
+from sluice.gateway.live.findings import Severity
+from sluice.gateway.live.scrape import Change, parse_scrape
 
 PAGE = """\
 # TYPE sluice_engine_restarts counter

@@ -2,9 +2,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.options.command_line import ACCEPTED_FLAGS, TRACE_FLAGS, check_accepted_flags, parse_flags
-from gateway.options.config import GROUPS, ServeConfig, list_options, read_config
-from gateway.options.option import OptionError
+from sluice.gateway.options.command_line import ACCEPTED_FLAGS, TRACE_FLAGS, check_accepted_flags, parse_flags
+from sluice.gateway.options.config import GROUPS, ServeConfig, list_options, read_config
+from sluice.gateway.options.option import OptionError
 from tests.paths import DATA
 
 

@@ -1,10 +1,10 @@
 import pytest
 
-from engine.config import EngineConfig, SchedulerPolicy, Speculation
-from engine.scheduling.chunks import LARGEST_CHUNK
-from gateway.options.command_line import parse_flags
-from gateway.options.config import GROUPS, ServeConfig, find_unknown_variables, list_options, read_config
-from gateway.options.option import OptionError
+from sluice.engine.config import EngineConfig, SchedulerPolicy, Speculation
+from sluice.engine.scheduling.chunks import LARGEST_CHUNK
+from sluice.gateway.options.command_line import parse_flags
+from sluice.gateway.options.config import GROUPS, ServeConfig, find_unknown_variables, list_options, read_config
+from sluice.gateway.options.option import OptionError
 
 DECLARED = [(group, name, declared) for group in GROUPS.values() for name, _, declared in list_options(group)]
 

@@ -1,7 +1,7 @@
 import pytest
 
-from engine.config import Speculation
-from gateway.options.option import (
+from sluice.engine.config import Speculation
+from sluice.gateway.options.option import (
     Option,
     OptionError,
     Parse,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.options.command_line import parse_flags
-from gateway.options.config import read_config
-from gateway.options.option import OptionError
+from sluice.gateway.options.command_line import parse_flags
+from sluice.gateway.options.config import read_config
+from sluice.gateway.options.option import OptionError
 
 
 def test_repositories_may_come_several_times() -> None:

@@ -1,9 +1,9 @@
 import pytest
 
-from gateway.options.telemetry import DEFAULT_QUANTILES, MetricsSettings, Quantile, parse_metrics_settings
-from gateway.telemetry.page import latency_options
-from serving.latencies import LatencyOptions
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.telemetry import DEFAULT_QUANTILES, MetricsSettings, Quantile, parse_metrics_settings
+from sluice.gateway.telemetry.page import latency_options
+from sluice.serving.latencies import LatencyOptions
 
 
 def test_defaults_are_tritons() -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig, Runtime
-from gateway.options.command_line import parse_flags
-from gateway.options.config import read_config
-from gateway.options.option import OptionError
-from pipelines.llm.setup import set_up
-from serving.spec import ModelSource
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.gateway.options.command_line import parse_flags
+from sluice.gateway.options.config import read_config
+from sluice.gateway.options.option import OptionError
+from sluice.pipelines.llm.setup import set_up
+from sluice.serving.spec import ModelSource
 from tests.serving.config.parts import parse_config
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import STAND_INS

@@ -9,9 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.identity import QuotaLimits
-from gateway.quotas.account import DAY_MS, MINUTE_MS, Account, Charge, Hold, Party, Refusal, make_party, period_of
-from gateway.quotas.store import MemoryQuotas
+from sluice.gateway.access.identity import QuotaLimits
+from sluice.gateway.quotas.account import (
+    DAY_MS,
+    MINUTE_MS,
+    Account,
+    Charge,
+    Hold,
+    Party,
+    Refusal,
+    make_party,
+    period_of,
+)
+from sluice.gateway.quotas.store import MemoryQuotas
 from tests.clock import ManualClock
 
 START = 1_767_225_599_000

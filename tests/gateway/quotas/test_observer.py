@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access.identity import Identity, QuotaLimits, RouteGroup
-from gateway.calls import Call, CallLog
-from gateway.options.quotas import QuotaOptions, limits, quota_store
-from gateway.quotas.account import DAY_MS
-from gateway.quotas.observer import QuotaObserver, format_duration
-from gateway.quotas.store import MemoryQuotas
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.identity import Identity, QuotaLimits, RouteGroup
+from sluice.gateway.calls import Call, CallLog
+from sluice.gateway.options.quotas import QuotaOptions, limits, quota_store
+from sluice.gateway.quotas.account import DAY_MS
+from sluice.gateway.quotas.observer import QuotaObserver, format_duration
+from sluice.gateway.quotas.store import MemoryQuotas
 from tests.clock import ManualClock
 from tests.gateway.quotas.test_account import START
 

@@ -11,9 +11,9 @@ import openai
 import pytest
 from prometheus_client import generate_latest
 
-from gateway.access.identity import QuotaLimits, RouteGroup
-from gateway.accounts import limit_use
-from gateway.quotas.store import MemoryQuotas
+from sluice.gateway.access.identity import QuotaLimits, RouteGroup
+from sluice.gateway.accounts import limit_use
+from sluice.gateway.quotas.store import MemoryQuotas
 from tests.clock import ManualClock
 from tests.gateway.access.test_access import Keys
 from tests.gateway.http.live import MODEL, live_server

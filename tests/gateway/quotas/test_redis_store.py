@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from gateway.access.identity import QuotaLimits
-from gateway.quotas.account import MINUTE_MS, Account, Charge, Hold, Party, Refusal, make_party, period_of
-from gateway.quotas.observer import rate_limit_headers
-from gateway.quotas.redis_store import LIFETIME_MS, RedisQuotas
-from gateway.quotas.store import MemoryQuotas, QuotaStore
+from sluice.gateway.access.identity import QuotaLimits
+from sluice.gateway.quotas.account import MINUTE_MS, Account, Charge, Hold, Party, Refusal, make_party, period_of
+from sluice.gateway.quotas.observer import rate_limit_headers
+from sluice.gateway.quotas.redis_store import LIFETIME_MS, RedisQuotas
+from sluice.gateway.quotas.store import MemoryQuotas, QuotaStore
 from tests.clock import ManualClock
 from tests.gateway.quotas.test_account import BEGIN, START, limit, steps, tokens_limit
 from tests.paths import ROOT
@@ -234,9 +234,9 @@ async def test_a_redis_that_is_not_there_delays_nobody(tmp_path: Path) -> None:
 
 GATEWAY = """
 import asyncio, sys
-from gateway.access.identity import QuotaLimits
-from gateway.quotas.account import Charge, Hold, make_party
-from gateway.quotas.redis_store import RedisQuotas
+from sluice.gateway.access.identity import QuotaLimits
+from sluice.gateway.quotas.account import Charge, Hold, make_party
+from sluice.gateway.quotas.redis_store import RedisQuotas
 
 async def main(url, clock, count):
     quotas = RedisQuotas(url, lambda: clock)

@@ -11,15 +11,15 @@ import httpx
 import yaml
 from prometheus_client import generate_latest
 
-from engine.config import EngineConfig
-from gateway.access.identity import Identity
-from gateway.access.keys import make_key
-from gateway.assembly import make_service
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
-from gateway.options.config import ServeConfig, read_config
-from gateway.service import InferenceService
+from sluice.engine.config import EngineConfig
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.access.keys import make_key
+from sluice.gateway.assembly import make_service
+from sluice.gateway.http.app import create_app
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.options.config import ServeConfig, read_config
+from sluice.gateway.service import InferenceService
 from tests.engine.capable import CapableEngine
 from tests.gateway.http.live import SteppedRunner
 from tests.gateway.repositories import llm_model

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.access.identity import QuotaLimits
-from gateway.options.option import OptionError
 from sluice.errors import SluiceError
+from sluice.gateway.access.identity import QuotaLimits
+from sluice.gateway.options.option import OptionError
 from tests.gateway.routes.serving import REFUSING, error_of, failing, routed_server, targets
 from tests.pipelines.remote.remote_api import RemoteApi
 

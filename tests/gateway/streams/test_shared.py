@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.types import TokenEvent
-from gateway.streams.copies import Recorded
-from gateway.streams.kept import KeptStream, Pieces, Tokens
-from gateway.streams.script import PREFIX
-from gateway.streams.shared import SharedStreams
-from gateway.streams.store import StreamLimits, StreamStore
+from sluice.engine.types import TokenEvent
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.streams.copies import Recorded
+from sluice.gateway.streams.kept import KeptStream, Pieces, Tokens
+from sluice.gateway.streams.script import PREFIX
+from sluice.gateway.streams.shared import SharedStreams
+from sluice.gateway.streams.store import StreamLimits, StreamStore
 from tests.gateway.streams.test_store import HEAD, origin_of, read
 from tests.serving.caching.parts import RedisServer
 from tests.waiting import until

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.streams.kept import End, Head, KeptStream, Origin, Pieces
-from gateway.streams.log import PIECE_OVERHEAD_BYTES, EventLog
-from gateway.streams.store import IdempotencyKey, StreamLimits, StreamStore, make_stream_id
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.streams.kept import End, Head, KeptStream, Origin, Pieces
+from sluice.gateway.streams.log import PIECE_OVERHEAD_BYTES, EventLog
+from sluice.gateway.streams.store import IdempotencyKey, StreamLimits, StreamStore, make_stream_id
 from tests.waiting import until
 
 HEAD = Head(200, [(b"content-type", b"text/event-stream")])

@@ -13,18 +13,18 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from engine.client.counters import NO_STATS
-from engine.loop.recorder import Step, WorkRecorder
-from engine.statistics import EngineStats
-from engine.types import EngineInfo, FinishReason
-from gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
-from gateway.telemetry.aliases import AliasedRegistry
-from gateway.telemetry.buckets import BucketFamily
-from gateway.telemetry.engine import NamedEngine, engine_families
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.page import is_reserved_name
-from gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
-from pipelines.text.types import TextEvent
+from sluice.engine.client.counters import NO_STATS
+from sluice.engine.loop.recorder import Step, WorkRecorder
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import EngineInfo, FinishReason
+from sluice.gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
+from sluice.gateway.telemetry.aliases import AliasedRegistry
+from sluice.gateway.telemetry.buckets import BucketFamily
+from sluice.gateway.telemetry.engine import NamedEngine, engine_families
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.page import is_reserved_name
+from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
+from sluice.pipelines.text.types import TextEvent
 from tests import paths
 
 QUERIES = json.loads((Path(__file__).parent / "data" / "alias_queries.json").read_text())

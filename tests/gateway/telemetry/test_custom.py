@@ -2,10 +2,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics import exposition
 
-from gateway.telemetry.custom import CustomMetricRegistry
-from gateway.telemetry.page import is_reserved_name
-from serving.backend import CustomMetricKind, CustomMetrics
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.telemetry.custom import CustomMetricRegistry
+from sluice.gateway.telemetry.page import is_reserved_name
+from sluice.serving.backend import CustomMetricKind, CustomMetrics
 
 
 @pytest.fixture

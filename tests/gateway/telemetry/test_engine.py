@@ -7,9 +7,9 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.statistics import EngineStats
-from gateway.telemetry.engine import EngineCollector
-from serving.repository.repository import ModelRepository
+from sluice.engine.statistics import EngineStats
+from sluice.gateway.telemetry.engine import EngineCollector
+from sluice.serving.repository.repository import ModelRepository
 from tests import paths
 from tests.gateway.http.live import LiveServer
 

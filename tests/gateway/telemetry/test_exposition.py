@@ -9,9 +9,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.telemetry.buckets import BucketFamily, BucketTally, ValueFamily
-from gateway.telemetry.exemplars import TraceSpan
-from gateway.telemetry.exposition import choose_writer
+from sluice.gateway.telemetry.buckets import BucketFamily, BucketTally, ValueFamily
+from sluice.gateway.telemetry.exemplars import TraceSpan
+from sluice.gateway.telemetry.exposition import choose_writer
 
 ODD = 'a "name"\\of\nlines, 100 % {odd}'
 FORMATS = ("", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "text/plain;version=1.0.0")

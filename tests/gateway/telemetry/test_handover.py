@@ -1,11 +1,11 @@
 """The numbers of prompts that are handed over as a scraper reads them."""
 
-from engine.fleet.choosing import ReplicaChooser
-from engine.fleet.handover import HandoverOutcome, PromptHandover
-from engine.fleet.router import DEFAULT_ROUTING
-from engine.fleet.splitting import SplitReason
-from engine.statistics import HandoverStats
-from gateway.telemetry.handover import collect_handovers, collect_splits
+from sluice.engine.fleet.choosing import ReplicaChooser
+from sluice.engine.fleet.handover import HandoverOutcome, PromptHandover
+from sluice.engine.fleet.router import DEFAULT_ROUTING
+from sluice.engine.fleet.splitting import SplitReason
+from sluice.engine.statistics import HandoverStats
+from sluice.gateway.telemetry.handover import collect_handovers, collect_splits
 
 # Different numbers, so that none can stand for another.
 STATS = HandoverStats(1, 2, 3.5, 4, 5, 6.5, 7, 8, 9)

@@ -3,9 +3,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.telemetry.page import InferenceCollector
-from serving.batching.scheduled_model import ScheduledModel
-from serving.statistics import CacheUsage
+from sluice.gateway.telemetry.page import InferenceCollector
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.statistics import CacheUsage
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, model_of
 
 TRITON = Path(__file__).parent / "data" / "triton_metrics.txt"

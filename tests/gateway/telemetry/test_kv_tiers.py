@@ -3,8 +3,8 @@
 from msgspec import structs
 from prometheus_client.samples import Sample
 
-from engine.statistics import KvTierStats
-from gateway.telemetry.kv_tiers import collect_kv_tiers
+from sluice.engine.statistics import KvTierStats
+from sluice.gateway.telemetry.kv_tiers import collect_kv_tiers
 
 # Different numbers, so that none can stand for another.
 STATS = structs.replace(KvTierStats(*range(1, 12), *[True, 12, 13.5, 14, 15]), is_disk_off=True)

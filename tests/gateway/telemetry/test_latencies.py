@@ -6,12 +6,12 @@ from prometheus_client.openmetrics import exposition
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from gateway.options.telemetry import MetricsSettings, parse_metrics_settings
-from gateway.telemetry.page import InferenceCollector
-from serving.batching.scheduled_model import ScheduledModel
-from serving.latencies import LatencyOptions, build_latency_recorder
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.telemetry import MetricsSettings, parse_metrics_settings
+from sluice.gateway.telemetry.page import InferenceCollector
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.latencies import LatencyOptions, build_latency_recorder
+from sluice.serving.request import InferResponse
 from tests.serving.batching.parts import CONFIG, AtOnceInstance, Client, HeldInstance, model_of, request
 
 ALL = LatencyOptions(has_summaries=True, has_histograms=True)

@@ -1,7 +1,7 @@
 import logging
 import sys
 
-from gateway.telemetry.logs import RequestIdFilter, current_request_id
+from sluice.gateway.telemetry.logs import RequestIdFilter, current_request_id
 from sluice.log_lines import TextFormatter
 
 

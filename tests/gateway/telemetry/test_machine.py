@@ -12,8 +12,8 @@ import pynvml
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.options.telemetry import MetricsSettings
-from gateway.telemetry.machine import (
+from sluice.gateway.options.telemetry import MetricsSettings
+from sluice.gateway.telemetry.machine import (
     CpuUtilization,
     GpuProcess,
     GpuSample,
@@ -24,8 +24,8 @@ from gateway.telemetry.machine import (
     host_memory,
     process_memory,
 )
-from gateway.telemetry.page import InferenceCollector
-from serving.model import Model
+from sluice.gateway.telemetry.page import InferenceCollector
+from sluice.serving.model import Model
 from tests.pipelines.llm.doubles import language_model
 from tests.serving.batching.parts import AtOnceInstance, model_of
 from tests.waiting import PATIENCE_S

@@ -4,14 +4,14 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.types import FinishReason
-from gateway.options.goodput import parse_targets
-from gateway.telemetry.buckets import BucketFamily, BucketTally
-from gateway.telemetry.exemplars import current_span, sampled_span
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.tallies import ITL_BUCKETS_S
-from pipelines.text.types import TextEvent
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.goodput import parse_targets
+from sluice.gateway.telemetry.buckets import BucketFamily, BucketTally
+from sluice.gateway.telemetry.exemplars import current_span, sampled_span
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.tallies import ITL_BUCKETS_S
+from sluice.pipelines.text.types import TextEvent
 from tests.clock import ManualClock
 
 SAMPLED = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
@@ -213,8 +213,8 @@ async def test_lengths_and_adapters_of_requests(metrics: GatewayMetrics) -> None
 async def test_models_and_adapters_beyond_many_have_no_name(
     metrics: GatewayMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.telemetry.metrics.MAX_MODELS", 2)
-    monkeypatch.setattr("gateway.telemetry.metrics.MAX_ADAPTERS", 1)
+    monkeypatch.setattr("sluice.gateway.telemetry.metrics.MAX_MODELS", 2)
+    monkeypatch.setattr("sluice.gateway.telemetry.metrics.MAX_ADAPTERS", 1)
     for model in ("a", "b", "c", "d", "a"):
         record = metrics.open_request(model, "v2")
         await record.admit(1, 1, f"{model}-poet")

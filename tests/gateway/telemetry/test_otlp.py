@@ -13,12 +13,12 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as messages
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as services
 
-from engine.types import FinishReason
-from gateway.telemetry.exemplars import TraceSpan, current_span
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.otlp import OtlpPush, open_exporter
-from pipelines.text.types import TextEvent
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.telemetry.exemplars import TraceSpan, current_span
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.otlp import OtlpPush, open_exporter
+from sluice.pipelines.text.types import TextEvent
 from tests.waiting import PATIENCE_S
 
 TRACE_ID, SPAN_ID = "ab" * 16, "cd" * 8

@@ -5,22 +5,22 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from gateway.options.telemetry import MetricsSettings
-from gateway.telemetry.alias_table import TABLE
-from gateway.telemetry.aliases import AliasedRegistry
-from gateway.telemetry.custom import CustomMetricRegistry
-from gateway.telemetry.exemplars import TraceSpan
-from gateway.telemetry.exposition import write_openmetrics, write_text
-from gateway.telemetry.machine import GpuSample
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.page import InferenceCollector, MetricsPage, is_reserved_name, latency_options
-from gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
-from gateway.workers.messages import Counts
-from serving.backend import CustomMetricKind
-from serving.batching.scheduled_model import ScheduledModel
-from serving.latencies import build_latency_recorder
-from serving.statistics import CacheUsage
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.telemetry import MetricsSettings
+from sluice.gateway.telemetry.alias_table import TABLE
+from sluice.gateway.telemetry.aliases import AliasedRegistry
+from sluice.gateway.telemetry.custom import CustomMetricRegistry
+from sluice.gateway.telemetry.exemplars import TraceSpan
+from sluice.gateway.telemetry.exposition import write_openmetrics, write_text
+from sluice.gateway.telemetry.machine import GpuSample
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.page import InferenceCollector, MetricsPage, is_reserved_name, latency_options
+from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
+from sluice.gateway.workers.messages import Counts
+from sluice.serving.backend import CustomMetricKind
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.latencies import build_latency_recorder
+from sluice.serving.statistics import CacheUsage
 from tests.serving.batching.parts import AtOnceInstance, Client, model_of
 
 EVERYTHING = MetricsSettings(allows_gpu=False, has_summaries=True, has_histograms=True, has_triton_infer_aliases=True)

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from engine.fleet.client import FleetClient
-from gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
-from pipelines.llm.text import LlmText
+from sluice.engine.fleet.client import FleetClient
+from sluice.gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
+from sluice.pipelines.llm.text import LlmText
 from tests.engine.fleet.simulated import NUM_BLOCKS, Simulation
 from tests.engine.parts import make_request
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.statistics import EngineStats, IterationStats
-from gateway.telemetry.trt_llm import TrtLlmCollector
+from sluice.engine.statistics import EngineStats, IterationStats
+from sluice.gateway.telemetry.trt_llm import TrtLlmCollector
 from tests.gateway.http.live import LiveServer
 
 STATS = EngineStats(

@@ -8,8 +8,8 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
-from gateway.tracing.tracer import Tracer
+from sluice.gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
+from sluice.gateway.tracing.tracer import Tracer
 from sluice.spans import RemoteParent, current_span
 from tests.otlp_receiver import running_receiver
 from tests.waiting import PATIENCE_S
@@ -59,7 +59,7 @@ async def test_a_collector_that_is_down_loses_spans_and_says_so_once(caplog: pyt
             exporter.shutdown()  # ends its tries, which take seconds
             await export.close()
     assert (export.num_exported, export.num_lost) == (0, 6)
-    [line] = [each for each in caplog.records if each.name == "gateway.tracing.export"]
+    [line] = [each for each in caplog.records if each.name == "sluice.gateway.tracing.export"]
     assert "spans for there are lost" in line.getMessage()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.tracing.tracer import Tracer, finish_root
+from sluice.gateway.tracing.tracer import Tracer, finish_root
 from sluice.spans import (
     MAX_SPANS,
     Recording,

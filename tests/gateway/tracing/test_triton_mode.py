@@ -4,13 +4,13 @@ import json
 import secrets
 from pathlib import Path
 
-from gateway.options.config import read_config
-from gateway.tracing.tracer import remote_parent
-from gateway.v2.trace import TraceSettings, following
-from gateway.v2.trace_spans import TracesAsSpans
-from gateway.v2.trace_steps import find_steps
-from gateway.v2.trace_values import TraceSetting
-from serving.request import InferRequest
+from sluice.gateway.options.config import read_config
+from sluice.gateway.tracing.tracer import remote_parent
+from sluice.gateway.v2.trace import TraceSettings, following
+from sluice.gateway.v2.trace_spans import TracesAsSpans
+from sluice.gateway.v2.trace_steps import find_steps
+from sluice.gateway.v2.trace_values import TraceSetting
+from sluice.serving.request import InferRequest
 from sluice.spans import Recording, RemoteParent, Span, current_span
 from tests.gateway.tracing.test_tracer import Sink
 from tests.otlp_receiver import running_receiver

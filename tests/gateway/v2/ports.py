@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import uvloop
 
-from gateway.grpc.server import GrpcServer
-from gateway.http.server import HttpServer
-from gateway.http.v2.app import V2App
-from gateway.listeners import listen, listener_url
-from gateway.options.config import ServeConfig
-from gateway.options.grpc import GrpcOptions
+from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.http.server import HttpServer
+from sluice.gateway.http.v2.app import V2App
+from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.grpc import GrpcOptions
 from tests.gateway.http.v2.small_server import through_application
 from tests.gateway.v2.small_service import SmallService
 from tests.waiting import PATIENCE_S

@@ -10,12 +10,12 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferResponse
-from serving.spec import build_spec
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferResponse
+from sluice.serving.spec import build_spec
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.paths import DATA
 from tests.serving.backends.ensemble.parts import Models, load
 

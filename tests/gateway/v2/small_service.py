@@ -4,18 +4,18 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
-from gateway.calls import CallLog
-from gateway.tracing.tracer import Tracer
-from gateway.v2.log_settings import LogSettings
-from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
-from gateway.v2.shared_memory import SharedMemoryRegistry
-from gateway.v2.trace import TraceSettings
-from serving.backend import LoadOverrides
-from serving.model import Model
-from serving.repository.managed_model import IndexEntry, ModelState
-from serving.repository.routing import Routing
-from serving.request import LATEST, InferRequest
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import CallLog
+from sluice.gateway.tracing.tracer import Tracer
+from sluice.gateway.v2.log_settings import LogSettings
+from sluice.gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
+from sluice.gateway.v2.shared_memory import SharedMemoryRegistry
+from sluice.gateway.v2.trace import TraceSettings
+from sluice.serving.backend import LoadOverrides
+from sluice.serving.model import Model
+from sluice.serving.repository.managed_model import IndexEntry, ModelState
+from sluice.serving.repository.routing import Routing
+from sluice.serving.request import LATEST, InferRequest
 
 UNSERVED = (IndexEntry("broken", 1, ModelState.UNAVAILABLE, "it is broken"), IndexEntry("on_demand"))
 """Models of the index that are not loaded."""

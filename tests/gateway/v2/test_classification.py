@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.v2.classification import classify
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode
+from sluice.gateway.v2.classification import classify
+from sluice.serving.tensors.tensor import Tensor
 from tests.errors import error_of
 
 INTEGERS = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from gateway.grpc.unary import GRPC_CODE
-from gateway.http.v2.exchange import V2_STATUS
-from serving.job import InferJob
-from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.grpc.unary import GRPC_CODE
+from sluice.gateway.http.v2.exchange import V2_STATUS
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
 from tests.gateway.grpc.parts import FunctionModel
 from tests.gateway.v2.ports import both_ports
 from tests.gateway.v2.small_service import SmallService

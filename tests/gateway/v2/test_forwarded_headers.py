@@ -1,9 +1,9 @@
 import pytest
 
-from gateway.access.identity import Identity
-from gateway.calls import CallLog
-from gateway.v2.forwarded_headers import ForwardedHeaders
 from sluice.errors import ErrorCode
+from sluice.gateway.access.identity import Identity
+from sluice.gateway.calls import CallLog
+from sluice.gateway.v2.forwarded_headers import ForwardedHeaders
 from tests.errors import error_of
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.v2.server import ServerIdentity, parse_version, server_metadata, statistics
-from serving.request import LATEST, InferRequest
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode
+from sluice.gateway.v2.server import ServerIdentity, parse_version, server_metadata, statistics
+from sluice.serving.request import LATEST, InferRequest
+from sluice.serving.tensors.tensor import Tensor
 from tests.errors import error_of
 from tests.gateway.grpc.parts import EchoModel, HeldModel
 

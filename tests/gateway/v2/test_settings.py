@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from gateway.telemetry.logs import RequestIdFilter
-from gateway.v2.log_settings import LogSettings
-from gateway.v2.trace import TraceSettings
-from gateway.v2.trace_values import TraceSetting
-from serving.request import InferRequest
+from sluice.gateway.telemetry.logs import RequestIdFilter
+from sluice.gateway.v2.log_settings import LogSettings
+from sluice.gateway.v2.trace import TraceSettings
+from sluice.gateway.v2.trace_values import TraceSetting
+from sluice.serving.request import InferRequest
 from tests.errors import error_of
 from tests.gateway.http.v2.models import identity
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gateway.v2.shared_memory import LongCopyError, Region, SharedMemoryRegistry, copy_window
 from sluice.errors import ErrorCode
+from sluice.gateway.v2.shared_memory import LongCopyError, Region, SharedMemoryRegistry, copy_window
 from tests.errors import error_of
 
 Make = Callable[[bytes], str]

@@ -143,7 +143,7 @@ async def test_streams_of_workers_go_on_when_the_engine_is_killed(enduring: Serv
         async with asyncio.timeout(PATIENCE_S):  # the streams may have ended before the kill is noticed
             while {line["process"] for line in lost} != {"worker-1", "worker-2"}:
                 logged = await client.get("/v1/admin/logs", params={"level": "error"})
-                lost = [line for line in logged.json()["data"] if line["logger"] == "engine.client.attached"]
+                lost = [line for line in logged.json()["data"] if line["logger"] == "sluice.engine.client.attached"]
                 await asyncio.sleep(0.05)
     assert all("requests wait" in line["message"] and line["request_id"] == "-" for line in lost)
 

@@ -13,19 +13,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.access.identity import QuotaLimits
-from gateway.listeners import ListenError, listen, listen_together, listener_url
-from gateway.quotas.account import Charge, Hold, Refusal, make_party
-from gateway.quotas.store import MemoryQuotas
-from gateway.telemetry.exemplars import TraceSpan
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.workers import dispatch
-from gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
-from gateway.workers.dispatch import Dispatch
-from gateway.workers.messages import Counts, Decision, OfRequest, Piece, Reserve, Settle
-from gateway.workers.quotas import HostQuotas, QuotaDesk
-from gateway.workers.slot import Slot, WorkerMaker
-from gateway.workers.wire import Wire
+from sluice.gateway.access.identity import QuotaLimits
+from sluice.gateway.listeners import ListenError, listen, listen_together, listener_url
+from sluice.gateway.quotas.account import Charge, Hold, Refusal, make_party
+from sluice.gateway.quotas.store import MemoryQuotas
+from sluice.gateway.telemetry.exemplars import TraceSpan
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.workers import dispatch
+from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
+from sluice.gateway.workers.dispatch import Dispatch
+from sluice.gateway.workers.messages import Counts, Decision, OfRequest, Piece, Reserve, Settle
+from sluice.gateway.workers.quotas import HostQuotas, QuotaDesk
+from sluice.gateway.workers.slot import Slot, WorkerMaker
+from sluice.gateway.workers.wire import Wire
 
 DECODER: "msgspec.msgpack.Decoder[OfRequest]" = msgspec.msgpack.Decoder(OfRequest)
 

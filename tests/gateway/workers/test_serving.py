@@ -13,7 +13,7 @@ import psutil
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from cli.keys.command import command as keys_command
+from sluice.cli.keys.command import command as keys_command
 from tests.gateway.workers.servers import PROMPT, WORKERS, count, fetch_metrics
 from tests.server_process import MODEL, ServerProcess, StartServer, running_server
 from tests.waiting import PATIENCE_S, until

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.types import FinishReason, Grammar, GrammarKind
-from pipelines.answers.entries import (
+from sluice.engine.types import FinishReason, Grammar, GrammarKind
+from sluice.pipelines.answers.entries import (
     decode_event,
     decode_vectors,
     encode_event,
@@ -19,8 +19,8 @@ from pipelines.answers.entries import (
     text_key,
     vectors_key,
 )
-from pipelines.rag.encoder import Embeddings
-from pipelines.text.types import (
+from sluice.pipelines.rag.encoder import Embeddings
+from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
     EncodedPrompt,

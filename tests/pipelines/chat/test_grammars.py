@@ -11,11 +11,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine.guidance.translate import translate
-from engine.types import Grammar, GrammarKind
-from pipelines.chat.formats import ToolFormat, parse_tools
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.registry import find_formats
+from sluice.engine.guidance.translate import translate
+from sluice.engine.types import Grammar, GrammarKind
+from sluice.pipelines.chat.formats import ToolFormat, parse_tools
+from sluice.pipelines.chat.lark import LarkWriter
+from sluice.pipelines.chat.registry import find_formats
 from tests.pipelines.chat.samples import CANONICAL, CITY, ONE_CALL, TOOLS, tool
 from tests.pipelines.chat.test_readers import joined, parsed
 

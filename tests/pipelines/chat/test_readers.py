@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from engine.types import FinishReason
-from pipelines.chat.formats import parse_tools
-from pipelines.chat.registry import find_formats, reasoning_formats, tool_formats
-from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
-from pipelines.text.types import TextDetail, TextEvent
+from sluice.engine.types import FinishReason
+from sluice.pipelines.chat.formats import parse_tools
+from sluice.pipelines.chat.registry import find_formats, reasoning_formats, tool_formats
+from sluice.pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
+from sluice.pipelines.text.types import TextDetail, TextEvent
 from tests.errors import error_of
 from tests.paths import ROOT
 from tests.pipelines.chat.samples import CANONICAL, ONE_CALL, OTHERS, TOOLS, Answer, Sample
@@ -210,8 +210,8 @@ def test_every_format_is_in_the_documentation() -> None:
 
 
 MODULE = """
-from pipelines.chat.json_lists import HermesFormat
-from pipelines.chat.think import ThinkFormat
+from sluice.pipelines.chat.json_lists import HermesFormat
+from sluice.pipelines.chat.think import ThinkFormat
 
 class Foreign(HermesFormat):
     name = "foreign"

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.llm.model import LlmModel
-from pipelines.text.types import TextEvent
-from serving.model import infer_one, infer_stream
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Tensor
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.text.types import TextEvent
+from sluice.serving.model import infer_one, infer_stream
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.tensors.tensor import Tensor
 from tests.engine.fake_runner import echo_next
 
 VOCAB_SIZE = 4096

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.model import LlmModel
 
 
 def language_model(text: Any, name: str, version: int = 1) -> LlmModel:

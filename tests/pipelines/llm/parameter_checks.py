@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from pipelines.llm.parameters import apply_parameters
+from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.parameters import apply_parameters
 
 
 def changed(given: EngineConfig, config: EngineConfig) -> dict[str, Any]:

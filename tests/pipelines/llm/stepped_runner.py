@@ -3,8 +3,8 @@
 import asyncio
 import threading
 
-from engine.arrays import FloatArray
-from engine.runners.base import StepBatch
+from sluice.engine.arrays import FloatArray
+from sluice.engine.runners.base import StepBatch
 from tests.engine.fake_runner import EchoRunner
 from tests.waiting import PATIENCE_S
 

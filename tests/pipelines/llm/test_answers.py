@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.sampling.host_logits import HostLogits
-from pipelines.llm.configuration import default_llm_config
-from pipelines.llm.fields import OUTPUTS
-from pipelines.llm.model import LlmModel
-from serving.model import infer_one
+from sluice.engine.sampling.host_logits import HostLogits
 from sluice.errors import SluiceError
+from sluice.pipelines.llm.configuration import default_llm_config
+from sluice.pipelines.llm.fields import OUTPUTS
+from sluice.pipelines.llm.model import LlmModel
+from sluice.serving.model import infer_one
 from tests.pipelines.llm.calls import VOCAB_SIZE, Record, ask, echo, outputs, request, responses, stream
 from tests.pipelines.llm.test_token_inputs import IDS, Make
 from tests.waiting import until
@@ -134,7 +134,7 @@ async def test_logits_are_those_that_the_tokens_were_chosen_by(whole: LlmModel, 
 
 
 async def test_logits_that_would_be_too_many_are_refused(whole: LlmModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.validation.MAX_LOGITS_BYTES", 5 * 4 * VOCAB_SIZE)
+    monkeypatch.setattr("sluice.engine.validation.MAX_LOGITS_BYTES", 5 * 4 * VOCAB_SIZE)
     with pytest.raises(SluiceError, match="return_generation_logits takes max_tokens of at most 5 tokens"):
         await ask(whole, FIELDS | {"return_generation_logits": True})
     assert "context_logits" in await ask(whole, FIELDS | {"return_context_logits": True})

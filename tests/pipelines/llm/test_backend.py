@@ -17,21 +17,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Runtime, SchedulerPolicy
-from pipelines.llm.backend import LlmBackend, load_checkpoint
-from pipelines.llm.fields import INPUTS, OUTPUTS
-from pipelines.llm.model import LlmModel
-from pipelines.llm.model_folder import CheckpointFolder, find_checkpoint, read_vllm_arguments
-from pipelines.llm.services import LlmServices
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import SamplingOverrides, TextRequest
-from serving.backend import BackendContext
-from serving.config.completion import fill_defaults
-from serving.config.validation import check_structure, check_tensors
-from serving.model import Model, infer_one
-from serving.spec import ModelSource
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig, Runtime, SchedulerPolicy
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.backend import LlmBackend, load_checkpoint
+from sluice.pipelines.llm.fields import INPUTS, OUTPUTS
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.model_folder import CheckpointFolder, find_checkpoint, read_vllm_arguments
+from sluice.pipelines.llm.services import LlmServices
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import SamplingOverrides, TextRequest
+from sluice.serving.backend import BackendContext
+from sluice.serving.config.completion import fill_defaults
+from sluice.serving.config.validation import check_structure, check_tensors
+from sluice.serving.model import Model, infer_one
+from sluice.serving.spec import ModelSource
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.pipelines.llm.calls import Record, ask, outputs, request, responses
 from tests.pipelines.llm.conftest import SEED_CONFIGS
@@ -204,10 +204,10 @@ def test_two_may_load_their_text_side_at_once(rill_path: Path) -> None:
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.engine.in_process_client import InProcessEngineClient
-from engine.config import EngineConfig, Runtime
-from pipelines.llm.services import LlmServices
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.pipelines.llm.services import LlmServices
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_loading import load_text
 def load(name):
     return load_text(LlmText, name, Path({str(rill_path)!r}), InProcessEngineClient(EngineConfig(model_path="")))
 with ThreadPoolExecutor(4) as pool:

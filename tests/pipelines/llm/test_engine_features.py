@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from pipelines.llm.configuration import default_llm_config
-from pipelines.llm.model import LlmModel
-from pipelines.llm.text import LlmText
-from pipelines.text.sampling import SamplingDefaults
-from pipelines.text.tokenizer import Tokenizer
+from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.configuration import default_llm_config
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.text.sampling import SamplingDefaults
+from sluice.pipelines.text.tokenizer import Tokenizer
 from tests.engine.capable import CapableEngine
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.calls import ask

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.llm import values
-from pipelines.llm.model import LlmModel
-from pipelines.text import tokenizer
-from pipelines.text.text_tensors import MAX_MESSAGES
-from serving.request import InferRequest
-from serving.tensors import byte_strings
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm import values
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.text import tokenizer
+from sluice.pipelines.text.text_tensors import MAX_MESSAGES
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.llm.calls import ask
 
 TURN = {"role": "user", "content": "hi"}

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.model import LlmModel
-from pipelines.text.types import ChatMessage, Conversation
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.text.types import ChatMessage, Conversation
 from tests.pipelines.llm.calls import Record, ask, echo, request
 from tests.serving.backends.ensemble.parts import config_of
 

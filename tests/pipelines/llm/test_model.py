@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.llm.model import LlmModel
-from pipelines.llm.services import RequestLimits
-from pipelines.llm.text import LlmText
-from pipelines.text.sampling import SamplingDefaults
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import SamplingOverrides, TextRequest
-from serving.job import InferJob
-from serving.model import infer_one, infer_stream
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.services import RequestLimits
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.text.sampling import SamplingDefaults
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import SamplingOverrides, TextRequest
+from sluice.serving.job import InferJob
+from sluice.serving.model import infer_one, infer_stream
+from sluice.serving.request import InferResponse
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.calls import Record, ask, request, responses
 from tests.pipelines.llm.stepped_runner import SteppedRunner

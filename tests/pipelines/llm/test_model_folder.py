@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.configuration import complete_config
-from pipelines.llm.model_folder import ModelYaml, read_argument_file, read_model_yaml
-from pipelines.llm.parameters import merge_arguments
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.configuration import complete_config
+from sluice.pipelines.llm.model_folder import ModelYaml, read_argument_file, read_model_yaml
+from sluice.pipelines.llm.parameters import merge_arguments
 
 
 def write(folder: Path, text: str) -> Path:

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Runtime
-from pipelines.llm.backend import LlmBackend, load_checkpoint
-from pipelines.llm.model import LlmModel
-from pipelines.llm.services import LlmServices
-from serving.backend import BackendContext
-from serving.model import Model
-from serving.spec import ModelSource
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import EngineConfig, Runtime
 from sluice.errors import SluiceError
+from sluice.pipelines.llm.backend import LlmBackend, load_checkpoint
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.services import LlmServices
+from sluice.serving.backend import BackendContext
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource
 from tests.pipelines.llm.calls import Record, ask
 from tests.serving.config.parts import parse_config
 from tests.stand_ins.engines import fork_engines

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
-from pipelines.llm import parameters
-from pipelines.llm.openvino_parameters import OPENVINO_RULES
-from pipelines.llm.parameters import apply_parameters, excludes_input, parameter_texts
+from sluice.engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
 from sluice.errors import SluiceError
+from sluice.pipelines.llm import parameters
+from sluice.pipelines.llm.openvino_parameters import OPENVINO_RULES
+from sluice.pipelines.llm.parameters import apply_parameters, excludes_input, parameter_texts
 from tests.pipelines.llm.parameter_checks import check_fields, check_fields_and_note, check_refused
 
 GIVEN = EngineConfig(

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.configuration import QueueDefaults, default_llm_config, read_queue_defaults
-from pipelines.llm.model import LlmModel
-from pipelines.llm.setup import ignored_queue_fields
-from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.configuration import QueueDefaults, default_llm_config, read_queue_defaults
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.setup import ignored_queue_fields
+from sluice.serving.model import infer_one
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.calls import ask, request
 from tests.pipelines.llm.conftest import SEED_CONFIGS

@@ -5,12 +5,12 @@ from contextlib import aclosing
 
 import pytest
 
-from engine.types import EventDetail, FinishReason
-from pipelines.llm.text import LlmText
-from pipelines.text.relay import RelayedEvents, Sink
-from pipelines.text.sampling import SamplingDefaults
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
+from sluice.engine.types import EventDetail, FinishReason
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.text.relay import RelayedEvents, Sink
+from sluice.pipelines.text.sampling import SamplingDefaults
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 from tests.pipelines.llm.test_text import ScriptedEngine
 
 WORDS = [[70], [80, 81], [90], [100], [110]]

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig, Runtime
-from pipelines.llm.model_folder import CheckpointFolder, parameter_text
-from pipelines.llm.setup import Setup, set_up
-from serving.spec import ModelSource
+from sluice.engine.config import EngineConfig, Runtime
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.model_folder import CheckpointFolder, parameter_text
+from sluice.pipelines.llm.setup import Setup, set_up
+from sluice.serving.spec import ModelSource
 from tests.serving.config.parts import parse_config
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine, make_converted_checkpoint
 from tests.stand_ins.paths import STAND_INS

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from engine.types import EventDetail, FinishReason, TokenEvent
-from pipelines.llm.tape import Tape, TapedGeneration, TextTape
+from sluice.engine.types import EventDetail, FinishReason, TokenEvent
+from sluice.pipelines.llm.tape import Tape, TapedGeneration, TextTape
 from tests.waiting import PATIENCE_S
 
 LENGTHS = (5, 9, 3)

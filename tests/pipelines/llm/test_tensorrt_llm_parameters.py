@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
-from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
-from pipelines.llm.parameter_effects import SHARED_RULES
-from pipelines.llm.parameters import apply_parameters
-from pipelines.llm.tensorrt_llm_parameters import TENSORRT_LLM_RULES
+from sluice.engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from sluice.errors import SluiceError
+from sluice.pipelines.llm.parameter_effects import SHARED_RULES
+from sluice.pipelines.llm.parameters import apply_parameters
+from sluice.pipelines.llm.tensorrt_llm_parameters import TENSORRT_LLM_RULES
 from tests.pipelines.llm.parameter_checks import changed, check_fields, check_fields_and_note, check_refused
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.client.base import EngineClient
-from engine.config import EngineConfig
-from engine.frames import Cancel, Command, StepFrame, Submit
-from engine.statistics import EngineStats
-from engine.types import (
+from sluice.engine.client.base import EngineClient
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import Cancel, Command, StepFrame, Submit
+from sluice.engine.statistics import EngineStats
+from sluice.engine.types import (
     EngineInfo,
     EventDetail,
     FinishReason,
@@ -22,11 +22,12 @@ from engine.types import (
     TokenEvent,
     TokenLogprob,
 )
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text
-from pipelines.text.sampling import SamplingDefaults, tokenize_bad_words
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.text.sampling import SamplingDefaults, tokenize_bad_words
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
     EncodedPrompt,
@@ -35,7 +36,6 @@ from pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.configuration import default_llm_config
-from pipelines.llm.model import LlmModel
-from serving.model import infer_one
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.configuration import default_llm_config
+from sluice.pipelines.llm.model import LlmModel
+from sluice.serving.model import infer_one
+from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.llm.calls import Record, ask, echo, request, stream
 
 PROMPT = "hello"

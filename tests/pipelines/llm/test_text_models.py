@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
-from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.text_models import choose_text_model, list_text_models, split_name
+from sluice.serving.model import Model
 from tests.pipelines.llm.doubles import language_model
 from tests.serving.backends.ensemble.parts import HeldModel, config_of
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.configuration import default_llm_config
-from pipelines.llm.model import LlmModel
-from pipelines.llm.tokens import StopSequences
-from serving.model import infer_one
-from serving.request import InferResponse
 from sluice.errors import SluiceError
+from sluice.pipelines.llm.configuration import default_llm_config
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.tokens import StopSequences
+from sluice.serving.model import infer_one
+from sluice.serving.request import InferResponse
 from tests.pipelines.llm.calls import ask, echo, request, responses, stream
 from tests.serving.config.parts import parse_config
 

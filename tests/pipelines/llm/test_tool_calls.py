@@ -12,18 +12,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.arrays import FloatArray
-from engine.config import EngineConfig
-from engine.runners.base import StepBatch
-from engine.types import FinishReason, Grammar, GrammarKind
-from pipelines.chat.registry import find_formats
-from pipelines.llm.services import ChatSettings
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text
-from pipelines.text.parts import Part
-from pipelines.text.sampling import SamplingDefaults
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import (
+from sluice.engine.arrays import FloatArray
+from sluice.engine.config import EngineConfig
+from sluice.engine.runners.base import StepBatch
+from sluice.engine.types import FinishReason, Grammar, GrammarKind
+from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.chat.registry import find_formats
+from sluice.pipelines.llm.services import ChatSettings
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.text.parts import Part
+from sluice.pipelines.text.sampling import SamplingDefaults
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
     SamplingOverrides,
@@ -32,7 +33,6 @@ from pipelines.text.types import (
     ToolCall,
     ToolChoice,
 )
-from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, MARKERS, THINKING, write_chat_folder

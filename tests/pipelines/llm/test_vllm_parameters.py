@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from engine.config import EngineConfig, Runtime
-from pipelines.llm.parameters import apply_parameters, without_code
+from sluice.engine.config import EngineConfig, Runtime
 from sluice.errors import SluiceError
+from sluice.pipelines.llm.parameters import apply_parameters, without_code
 
 VLLM = EngineConfig(model_path="/m", runtime=Runtime.VLLM)
 

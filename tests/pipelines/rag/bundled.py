@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from serving.backend import BackendContext, ModelLookup
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
+from sluice.serving.backend import BackendContext, ModelLookup
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
 from tests.paths import MODELS
 
 ENCODERS = ("sentence_tokenizer", "sentence_encoder", "query_encoder")

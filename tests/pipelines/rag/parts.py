@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serving.model import Model
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.model import Model
+from sluice.serving.tensors.tensor import Tensor
 
 
 class Lookup:

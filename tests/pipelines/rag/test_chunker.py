@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipelines.rag.chunker import MAX_TOKEN_CHARS, ChunkOptions, chunk_document
-from pipelines.rag.documents import markdown
-from pipelines.rag.types import DocumentChunk, Heading, ParsedDocument
+from sluice.pipelines.rag.chunker import MAX_TOKEN_CHARS, ChunkOptions, chunk_document
+from sluice.pipelines.rag.documents import markdown
+from sluice.pipelines.rag.types import DocumentChunk, Heading, ParsedDocument
 
 
 def chunks_of(source: str, max_tokens: int, overlap_tokens: int = 0) -> list[DocumentChunk]:

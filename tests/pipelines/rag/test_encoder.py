@@ -12,14 +12,14 @@ import pytest_asyncio
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from pipelines.rag.encoder import TextEncoder
-from serving.job import InferJob
-from serving.model import Model
-from serving.repository.repository import ModelRepository
-from serving.request import InferResponse
-from serving.spec import build_spec
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.request import InferResponse
+from sluice.serving.spec import build_spec
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests import paths
 from tests.pipelines.rag.bundled import copy_models, serving, write_config
 from tests.waiting import until

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.rag.filters import MAX_CONDITIONS, MAX_LISTED_VALUES, Condition, Filter, Operator, parse_filter
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.filters import MAX_CONDITIONS, MAX_LISTED_VALUES, Condition, Filter, Operator, parse_filter
 
 
 @pytest.mark.parametrize("given", [None, "", "  ", b"", {}, "{}", "null"])

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import DocumentLibrary, LibrarySettings, hash_text
-from pipelines.rag.retrieval.search import MAX_QUESTION_CHARS, SearchOptions, SearchQuery
-from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import CollectionSpec, DocumentFormat, RetrievalMode, Upload, Vector, Vectors
-from pipelines.text.citations import EncodingProgress
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings, hash_text
+from sluice.pipelines.rag.retrieval.search import MAX_QUESTION_CHARS, SearchOptions, SearchQuery
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.pipelines.rag.types import CollectionSpec, DocumentFormat, RetrievalMode, Upload, Vector, Vectors
+from sluice.pipelines.text.citations import EncodingProgress
 from tests.recordings import recorded
 
 DIM = 64

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig, Task
-from pipelines.llm.pooling import EmbeddingSettings, PoolingMode, read_embedding_settings
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text
-from pipelines.rag.encoder import QUERY_PREFIX, TO_THE_MODEL, Embeddings
-from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.text.types import TextRequest
+from sluice.engine.config import EngineConfig, Task
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.pooling import EmbeddingSettings, PoolingMode, read_embedding_settings
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.rag.encoder import QUERY_PREFIX, TO_THE_MODEL, Embeddings
+from sluice.pipelines.rag.llm_encoder import LlmEncoder
+from sluice.pipelines.text.types import TextRequest
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.paths import MODELS
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.model import Model
+from sluice.serving.model import Model
 from tests.pipelines.llm.calls import Record
 from tests.pipelines.remote.models import Load, load_model
 from tests.pipelines.remote.remote_api import RemoteApi, remote_api

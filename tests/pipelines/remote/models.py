@@ -8,15 +8,15 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.llm.services import LlmServices, RequestLimits
-from pipelines.remote.backend import OpenAIBackend
-from serving.backend import BackendContext
-from serving.config.completion import fill_defaults
-from serving.model import Model, infer_one, infer_stream
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.services import LlmServices, RequestLimits
+from sluice.pipelines.remote.backend import OpenAIBackend
+from sluice.serving.backend import BackendContext
+from sluice.serving.config.completion import fill_defaults
+from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.llm.calls import Record
 
 NAME = "hosted"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import FinishReason
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode
 from sluice.spans import parse_traceparent
 from tests.pipelines.llm.calls import Record

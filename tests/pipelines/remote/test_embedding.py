@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.model import Model, infer_one
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.model import Model, infer_one
+from sluice.serving.tensors.tensor import Array
 from tests.pipelines.remote.models import Load, request
 from tests.pipelines.remote.remote_api import Exchange, HeldAnswer, RemoteApi, replying
 from tests.waiting import PATIENCE_S, until

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.remote.errors import ApiErrors
-from serving.model import infer_stream
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.remote.errors import ApiErrors
+from sluice.serving.model import infer_stream
 from tests.pipelines.llm.calls import Record
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, request
 from tests.pipelines.remote.remote_api import (

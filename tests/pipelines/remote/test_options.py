@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.remote.backend import OpenAIBackend
-from pipelines.remote.options import ApiDialect, Endpoint, parse_options
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.remote.backend import OpenAIBackend
+from sluice.pipelines.remote.options import ApiDialect, Endpoint, parse_options
 from tests import paths
 from tests.pipelines.remote.models import USER, Load, ask, config_of
 from tests.pipelines.remote.remote_api import RemoteApi, replying, whole

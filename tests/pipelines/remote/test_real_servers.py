@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.types import FinishReason
-from pipelines.text.model import text_model_of
-from pipelines.text.types import ChatMessage, Conversation, SamplingOverrides, TextRequest
-from serving.model import infer_stream
-from serving.tensors.tensor import Array
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode
+from sluice.pipelines.text.model import text_model_of
+from sluice.pipelines.text.types import ChatMessage, Conversation, SamplingOverrides, TextRequest
+from sluice.serving.model import infer_stream
+from sluice.serving.tensors.tensor import Array
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, stream
 from tests.pipelines.remote.models import request as request_to

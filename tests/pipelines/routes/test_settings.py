@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.routes.route import Route
-from pipelines.routes.settings import Choice, parse_routes, read_routes
+from sluice.pipelines.routes.route import Route
+from sluice.pipelines.routes.settings import Choice, parse_routes, read_routes
 from tests.paths import DOCS
 
 

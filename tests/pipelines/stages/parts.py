@@ -8,13 +8,13 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, BackendContext
-from serving.job import InferJob
-from serving.model import Model, infer_one, infer_stream
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, build_spec
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import Backend, BackendContext
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource, build_spec
+from sluice.serving.tensors.tensor import Array, Tensor
 
 
 class Lookup:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.stages.backend import BlsBackend, PostprocessingBackend, PreprocessingBackend
-from pipelines.text.tokenizer import Tokenizer
-from serving.job import InferJob
-from serving.model import Model, ResponseStream, infer_one
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.stages.backend import BlsBackend, PostprocessingBackend, PreprocessingBackend
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model, ResponseStream, infer_one
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.stages.parts import (
     TOKEN_MODEL,
     Answer,

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.stages.backend import PostprocessingBackend
-from pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
-from serving.model import Model
 from sluice.errors import SluiceError
+from sluice.pipelines.stages.backend import PostprocessingBackend
+from sluice.pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
+from sluice.serving.model import Model
 from tests.pipelines.stages.parts import arrays, config_of, load
 
 CONFIG = 'name: "postprocessing" backend: "postprocessing" max_batch_size: 4'

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.stages.backend import PreprocessingBackend
-from pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
-from serving.model import Model
 from sluice.errors import SluiceError
+from sluice.pipelines.stages.backend import PreprocessingBackend
+from sluice.pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
+from sluice.serving.model import Model
 from tests.pipelines.stages.parts import arrays, config_of, load
 
 CONFIG = 'name: "preprocessing" backend: "preprocessing" max_batch_size: 4 '

@@ -3,9 +3,9 @@
 import pytest
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from gateway.options.command_line import parse_flags
-from gateway.options.config import read_config
-from pipelines.stages.backend import replace_python_stage
+from sluice.gateway.options.command_line import parse_flags
+from sluice.gateway.options.config import read_config
+from sluice.pipelines.stages.backend import replace_python_stage
 from tests import paths
 from tests.pipelines.stages.parts import config_of
 from tests.serving.config.parts import parse_config

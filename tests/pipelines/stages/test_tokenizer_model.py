@@ -11,13 +11,13 @@ import pytest
 import pytest_asyncio
 import tokenizers
 
-from pipelines.stages.tokenizer_model import TextTokenizer, split_text
-from serving.model import Model, infer_one
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.stages.tokenizer_model import TextTokenizer, split_text
+from sluice.serving.model import Model, infer_one
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.paths import MODELS
 from tests.pipelines.rag.bundled import context, copy_models, serving, write_config
 

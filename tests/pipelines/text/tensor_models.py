@@ -4,17 +4,17 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.text.citations import Source
-from pipelines.text.model import text_model_of
-from pipelines.text.tensor_model import TensorText
-from pipelines.text.types import (
+from sluice.pipelines.text.citations import Source
+from sluice.pipelines.text.model import text_model_of
+from sluice.pipelines.text.tensor_model import TensorText
+from sluice.pipelines.text.types import (
     ChatMessage,
     Prompt,
     TextEvent,
     TextRequest,
 )
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Array, Tensor
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.serving.backends.ensemble.parts import HeldModel, config_of
 
 SOURCE = Source(id=1, document="guide", start=0, end=24, score=0.5, text="Tensors have a shape each")

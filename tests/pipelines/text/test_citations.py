@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.text.citations import Source, cite
+from sluice.pipelines.text.citations import Source, cite
 
 LIMITS = "Sluice admits a request only when its worst case fits into the free blocks. Others wait in a queue."
 SHIPPING = "Shipping takes five business days. Refunds are accepted within 30 days of purchase."

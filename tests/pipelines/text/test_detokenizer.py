@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from pipelines.text.detokenizer import (
+from sluice.pipelines.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
     TokenTexts,
@@ -14,7 +14,7 @@ from pipelines.text.detokenizer import (
     WindowDetokenizer,
     detokenizer_factory,
 )
-from pipelines.text.types import TokenText
+from sluice.pipelines.text.types import TokenText
 from tests.pipelines.text import vocabularies
 from tests.pipelines.text.vocabularies import id_of
 

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 from PIL import Image
 
-from pipelines.text.images import MAX_BYTES, load_images
-from pipelines.text.types import ImagePart
 from sluice.errors import SluiceError
+from sluice.pipelines.text.images import MAX_BYTES, load_images
+from sluice.pipelines.text.types import ImagePart
 
 PATH = "messages[0].content[1].image_url"
 
@@ -67,7 +67,7 @@ async def test_refused(url: str, words: str) -> None:
 
 
 async def test_the_images_of_a_prompt_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.text.images.MAX_TOTAL_PIXELS", 2 * 3 * 2)
+    monkeypatch.setattr("sluice.pipelines.text.images.MAX_TOTAL_PIXELS", 2 * 3 * 2)
     parts = [ImagePart(data_url(make_image((3, 2))), f"images[{number}]") for number in range(3)]
     assert len(await load_images(parts[:2], ())) == 2
     with pytest.raises(SluiceError, match=r"^images\[2\] brings the images to more than 12 pixels in all"):
@@ -122,7 +122,7 @@ async def test_refused_hosts_and_answers(host: str, domains: tuple[str, ...], an
 
 
 async def test_a_host_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.text.images.FETCH_S", 0.1)
+    monkeypatch.setattr("sluice.pipelines.text.images.FETCH_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/x.png"
         with pytest.raises(SluiceError, match=r"cannot be fetched from 127\.0\.0\.1: no answer within 0\.1 s"):

@@ -1,11 +1,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent, TokenLogprob
-from pipelines.text.detokenizer import TokenTexts, detokenizer_factory
-from pipelines.text.logprobs import LogprobTracker
-from pipelines.text.stream import TextStream
-from pipelines.text.types import TextEvent, TextLogprob
+from sluice.engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent, TokenLogprob
+from sluice.pipelines.text.detokenizer import TokenTexts, detokenizer_factory
+from sluice.pipelines.text.logprobs import LogprobTracker
+from sluice.pipelines.text.stream import TextStream
+from sluice.pipelines.text.types import TextEvent, TextLogprob
 from tests.pipelines.text.vocabularies import byte_level, id_of
 
 TOKENIZER = byte_level()

@@ -9,9 +9,9 @@ import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
-from pipelines.text.types import ChatMessage
 from sluice.errors import SluiceError
+from sluice.pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
+from sluice.pipelines.text.types import ChatMessage
 from tests.pipelines.text.vocabularies import byte_fallback, byte_level, unigram
 from tests.waiting import wait_until
 

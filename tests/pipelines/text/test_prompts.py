@@ -6,10 +6,10 @@ import pytest
 from tokenizers import processors
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from pipelines.text.fill_in_middle import FORMATS
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage, Conversation, PromptForm
 from sluice.errors import SluiceError
+from sluice.pipelines.text.fill_in_middle import FORMATS
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import ChatMessage, Conversation, PromptForm
 from tests.pipelines.text.vocabularies import byte_level
 
 TEXT = "def add(a, b):\n    return a + b\n"

@@ -3,9 +3,10 @@ from typing import Any
 
 import pytest
 
-from engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS
-from engine.types import SamplingParams
-from pipelines.text.sampling import (
+from sluice.engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS
+from sluice.engine.types import SamplingParams
+from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.sampling import (
     MAX_BAD_WORD_LENGTH,
     MAX_BAD_WORDS,
     SamplingDefaults,
@@ -13,9 +14,8 @@ from pipelines.text.sampling import (
     load_sampling_defaults,
     tokenize_bad_words,
 )
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import SamplingOverrides
-from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import SamplingOverrides
 
 
 def load(folder: Path, text: str) -> SamplingDefaults:

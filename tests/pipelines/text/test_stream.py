@@ -5,11 +5,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.types import FinishReason, SamplingParams, TokenEvent
-from pipelines.text.detokenizer import detokenizer_factory
-from pipelines.text.stream import MAX_STOP_LENGTH, MAX_STOP_STRINGS, StopStrings, TextStream
-from pipelines.text.types import TextDetail, TextEvent
+from sluice.engine.types import FinishReason, SamplingParams, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.detokenizer import detokenizer_factory
+from sluice.pipelines.text.stream import MAX_STOP_LENGTH, MAX_STOP_STRINGS, StopStrings, TextStream
+from sluice.pipelines.text.types import TextDetail, TextEvent
 from tests.pipelines.text.vocabularies import LINES, byte_level, id_of
 
 TOKENIZER = byte_level()

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pipelines.text.template_forms import TemplateForms
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.transformers_tokenizer import load_tokenizer
-from pipelines.text.types import ChatMessage, TemplateOptions, ToolCall
+from sluice.pipelines.text.template_forms import TemplateForms
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.transformers_tokenizer import load_tokenizer
+from sluice.pipelines.text.types import ChatMessage, TemplateOptions, ToolCall
 from tests.paths import MODELS
 
 USER = ChatMessage("user", "Weather?")

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from engine.types import Grammar, GrammarKind
-from pipelines.text.model import text_model_of
-from pipelines.text.tensor_model import TensorText
-from pipelines.text.types import (
+from sluice.engine.types import Grammar, GrammarKind
+from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.model import text_model_of
+from sluice.pipelines.text.tensor_model import TensorText
+from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
     EncodedPrompt,
@@ -16,7 +17,6 @@ from pipelines.text.types import (
     SamplingOverrides,
     TextRequest,
 )
-from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.text.tensor_models import (
     DECOUPLED,
     DONE,

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.types import FinishReason
-from pipelines.text.citations import EncodingProgress, cite, encode_progress, encode_source
-from pipelines.text.types import (
+from sluice.engine.types import FinishReason
+from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.citations import EncodingProgress, cite, encode_progress, encode_source
+from sluice.pipelines.text.types import (
     Retrieval,
     TextDetail,
     TextEvent,
 )
-from serving.request import InferResponse
-from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.request import InferResponse
+from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.text.tensor_models import (
     DECOUPLED,
     OTHER,

@@ -1,8 +1,8 @@
 import pytest
 
-from pipelines.text.text_tensors import decode_messages, encode_messages
-from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.text_tensors import decode_messages, encode_messages
+from sluice.pipelines.text.types import ChatMessage
 
 CHAT = (ChatMessage("system", "Be brief."), ChatMessage("user", 'a "tensor"\n漢'))
 

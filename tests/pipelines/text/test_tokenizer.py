@@ -11,9 +11,9 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pipelines.text.tokenizer import INLINE_CHARS, TURN_CHARS, Tokenizer
-from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.tokenizer import INLINE_CHARS, TURN_CHARS, Tokenizer
+from sluice.pipelines.text.types import ChatMessage
 from tests.paths import ROOT
 from tests.pipelines.text.vocabularies import byte_level
 
@@ -138,7 +138,7 @@ async def test_many_threads_may_encode_at_once(rill: Tokenizer) -> None:
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed, so nothing could import it")
 def test_an_installed_torch_is_left_alone() -> None:
     script = (
-        "import sys, pathlib, pipelines.text.tokenizer as t; t.Tokenizer.load(pathlib.Path(sys.argv[1]));"
+        "import sys, pathlib, sluice.pipelines.text.tokenizer as t; t.Tokenizer.load(pathlib.Path(sys.argv[1]));"
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script, ROOT / "models" / "rill" / "1"], check=True)

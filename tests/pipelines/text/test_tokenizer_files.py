@@ -9,7 +9,7 @@ import sentencepiece
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, ByT5Tokenizer
 
-from pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.tokenizer import Tokenizer
 from tests.pipelines.text.vocabularies import LINES, byte_level
 
 TEXTS = [*LINES, "a <|end|> typed by the user", " two  spaces\n", ""]

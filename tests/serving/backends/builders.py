@@ -4,11 +4,11 @@ import asyncio
 
 import numpy as np
 
-from serving.backend import BackendContext
-from serving.model import Model, infer_one
-from serving.request import InferRequest
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import BackendContext
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.waiting import PATIENCE_S
 
 

@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from serving.model import Model
+from sluice.serving.model import Model
 
 
 @pytest.fixture

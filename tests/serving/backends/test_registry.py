@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.backends.registry import BackendRegistry
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
 from tests.errors import error_of
 from tests.serving.repository.parts import CONFIG, StampBackend, ask, context_for, rows, write_model
 

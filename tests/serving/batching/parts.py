@@ -8,13 +8,13 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.batching.scheduled_model import ScheduledModel
-from serving.instance import Instance, Placement
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.instance import Instance, Placement
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.tensor import Tensor
 
 CONFIG = """
 name: "echo" backend: "test" max_batch_size: 8

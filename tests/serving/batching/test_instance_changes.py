@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from serving.batching.scheduled_model import InstanceStarter, ScheduledModel
-from serving.instance import Instance, Placement, place_instances
-from serving.request import SequenceFlag
-from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.scheduled_model import InstanceStarter, ScheduledModel
+from sluice.serving.instance import Instance, Placement, place_instances
+from sluice.serving.request import SequenceFlag
+from sluice.serving.spec import ModelSource
 from tests.serving.batching.parts import Client, HeldInstance, config_of, request, turns
 
 SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 direct { } }"

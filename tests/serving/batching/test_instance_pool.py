@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from serving.backend import ModelLookup
-from serving.batching.rate_limiter import RateLimiter
-from serving.batching.scheduled_model import ScheduledModel
-from serving.instance import Instance, Placement, Resource
-from serving.spec import ModelSource
+from sluice.serving.backend import ModelLookup
+from sluice.serving.batching.rate_limiter import RateLimiter
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.instance import Instance, Placement, Resource
+from sluice.serving.spec import ModelSource
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, config_of, request, turns
 from tests.serving.batching.test_scheduled_model import RandomInstance
 from tests.serving.repository.parts import context_for

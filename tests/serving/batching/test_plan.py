@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.batching.plan import BatchPlan, BatchPolicy, WaitingRequest, plan_batch
+from sluice.serving.batching.plan import BatchPlan, BatchPolicy, WaitingRequest, plan_batch
 
 
 @dataclass

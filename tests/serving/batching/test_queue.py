@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.batching.plan import BatchPolicy, QueuePolicy, read_batch_policy
-from serving.batching.queue import JobQueue, QueuedJob, Wakeup
-from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.plan import BatchPolicy, QueuePolicy, read_batch_policy
+from sluice.serving.batching.queue import JobQueue, QueuedJob, Wakeup
+from sluice.serving.job import InferJob
 from tests.serving.batching.parts import HeldInstance, config_of, model_of, request, turns
 from tests.waiting import PATIENCE_S
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.batching.rate_limiter import Claim, RateLimiter, parse_resource, parse_resources
-from serving.instance import Placement, Resource
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.rate_limiter import Claim, RateLimiter, parse_resource, parse_resources
+from sluice.serving.instance import Placement, Resource
 
 
 def ignore_wake() -> None:

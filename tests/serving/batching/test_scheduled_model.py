@@ -7,13 +7,13 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from serving.instance import Instance, Placement
-from serving.job import InferJob
-from serving.model import infer_one
-from serving.request import InferResponse
-from serving.statistics import FailureReason
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.instance import Instance, Placement
+from sluice.serving.job import InferJob
+from sluice.serving.model import infer_one
+from sluice.serving.request import InferResponse
+from sluice.serving.statistics import FailureReason
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.batching.parts import CONFIG, AtOnceInstance, Client, HeldInstance, Script, model_of, request, turns
 from tests.waiting import until
 

@@ -4,11 +4,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from serving.instance import Instance, Placement
-from serving.job import InferJob
-from serving.request import InferResponse, SequenceFlag
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.instance import Instance, Placement
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse, SequenceFlag
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.batching.parts import AtOnceInstance, HeldInstance, model_of, request, turns
 from tests.waiting import until
 

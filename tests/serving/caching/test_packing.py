@@ -2,10 +2,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.caching.redis_cache import pack, unpack
-from serving.request import InferResponse
-from serving.tensors.datatypes import DATA_TYPES
-from serving.tensors.tensor import Tensor
+from sluice.serving.caching.redis_cache import pack, unpack
+from sluice.serving.request import InferResponse
+from sluice.serving.tensors.datatypes import DATA_TYPES
+from sluice.serving.tensors.tensor import Tensor
 
 TAG = "sluice-response-1"
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from serving.batching.scheduled_model import ScheduledModel
-from serving.caching import open_cache
-from serving.caching.redis_cache import RedisCache
-from serving.caching.settings import RedisCacheSettings, RedisTls
-from serving.instance import Instance
-from serving.model import infer_one
-from serving.statistics import FailureReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.caching import open_cache
+from sluice.serving.caching.redis_cache import RedisCache
+from sluice.serving.caching.settings import RedisCacheSettings, RedisTls
+from sluice.serving.instance import Instance
+from sluice.serving.model import infer_one
+from sluice.serving.statistics import FailureReason
 from tests.paths import CERTIFICATES
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, request, turns
 from tests.serving.caching.parts import RedisServer, cached_model, is_prepared

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from serving.caching.redis_commands import Availability, CommandBatcher
-from serving.statistics import CacheUsage
+from sluice.serving.caching.redis_commands import Availability, CommandBatcher
+from sluice.serving.statistics import CacheUsage
 from tests.serving.batching.parts import turns
 from tests.waiting import PATIENCE_S, until
 

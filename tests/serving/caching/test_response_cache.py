@@ -3,13 +3,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.batching.scheduled_model import ScheduledModel
-from serving.caching.response_cache import LocalCache, fingerprint, request_key
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource
-from serving.statistics import FailureReason
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.caching.response_cache import LocalCache, fingerprint, request_key
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource
+from sluice.serving.statistics import FailureReason
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, config_of, model_of, request
 from tests.serving.caching.parts import CACHED, cached_model
 

@@ -1,7 +1,7 @@
 import pytest
 
-from serving.caching.settings import LocalCacheSettings, RedisCacheSettings, RedisTls, parse_cache_settings
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.caching.settings import LocalCacheSettings, RedisCacheSettings, RedisTls, parse_cache_settings
 
 
 def test_nothing_said_is_no_cache() -> None:

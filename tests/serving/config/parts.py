@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.pbtxt import finding_lines, parse_pbtxt, read_pbtxt
+from sluice.serving.config.pbtxt import finding_lines, parse_pbtxt, read_pbtxt
 
 
 def parse_config(text: str, path: Path | str) -> tuple[ModelConfig, list[str]]:

@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.registry import BackendRegistry
-from serving.config.completion import complete_kind, complete_name, fill_defaults, has_gpu
-from serving.repository.loader import load_order
 from sluice.errors import SluiceError
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.config.completion import complete_kind, complete_name, fill_defaults, has_gpu
+from sluice.serving.repository.loader import load_order
 from tests.serving.config.parts import parse_config
 
 
@@ -117,7 +117,7 @@ def test_batchers_prefer_the_largest_batch() -> None:
 
 
 def test_with_a_gpu_auto_is_left_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.config.completion.num_gpus", lambda: 1)
+    monkeypatch.setattr("sluice.serving.config.completion.num_gpus", lambda: 1)
     assert has_gpu()
     config = config_of("instance_group { kind: KIND_AUTO }")
     fill_defaults(config)

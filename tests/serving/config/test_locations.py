@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.config.locations import NOWHERE, locate_fields
-from serving.findings import Finding
+from sluice.serving.config.locations import NOWHERE, locate_fields
+from sluice.serving.findings import Finding
 
 TEXT = """\
 # name: "not this"

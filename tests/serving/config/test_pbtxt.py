@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc import model_config_pb2
 
-from serving.config.config_json import config_json, parse_config_json
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.config.config_json import config_json, parse_config_json
 from tests import paths
 from tests.serving.config.parts import parse_config, read_config
 

@@ -5,19 +5,19 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend
-from serving.backends.registry import BackendRegistry
-from serving.config.completion import ENSEMBLE, fill_defaults
-from serving.config.pbtxt import parse_pbtxt
-from serving.config.supported_fields import (
+from sluice.serving.backend import Backend
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.config.completion import ENSEMBLE, fill_defaults
+from sluice.serving.config.pbtxt import parse_pbtxt
+from sluice.serving.config.supported_fields import (
     IGNORED_FIELDS,
     SUPPORTED_FIELDS,
     ignored_field_findings,
     ignored_fields,
     ignored_fields_note,
 )
-from serving.config.validation import check_structure, check_tensors
-from serving.instance import place_instances
+from sluice.serving.config.validation import check_structure, check_tensors
+from sluice.serving.instance import place_instances
 from tests.serving.config.parts import parse_config
 
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.config.completion import fill_defaults
-from serving.config.config_json import parse_config_json
-from serving.config.validation import check_structure, check_tensors
-from serving.findings import InvalidConfig
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.config.completion import fill_defaults
+from sluice.serving.config.config_json import parse_config_json
+from sluice.serving.config.validation import check_structure, check_tensors
+from sluice.serving.findings import InvalidConfig
 
 IN: dict[str, Any] = {"name": "INPUT0", "data_type": "TYPE_INT32", "dims": [-1]}
 OUT: dict[str, Any] = {"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [-1]}

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.repository.repository import ModelRepository
+from sluice.serving.repository.repository import ModelRepository
 from tests.serving.repository.parts import Bench
 
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, BackendContext, ModelLookup
-from serving.backends.registry import BackendRegistry
-from serving.job import InferJob
-from serving.model import Model, infer_one
-from serving.repository.managed_model import ModelState
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource, build_spec
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import Backend, BackendContext, ModelLookup
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model, infer_one
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource, build_spec
+from sluice.serving.tensors.tensor import Tensor
 from tests import paths
 
 DATA = paths.DATA / "repository"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.backend import LoadOverrides
-from serving.repository.managed_model import ModelState
-from serving.repository.repository import ModelRepository
 from sluice.errors import ErrorCode
+from sluice.serving.backend import LoadOverrides
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.repository import ModelRepository
 from tests.serving.repository.parts import CONFIG, Bench, ask, failure, rows, write_model
 
 

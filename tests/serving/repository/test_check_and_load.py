@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serving.backends.ensemble.backend import EnsembleBackend
-from serving.backends.python.backend import find_python_based
-from serving.repository.folders import LocalRoot
-from serving.repository.inspection import inspect_repositories
+from sluice.serving.backends.ensemble.backend import EnsembleBackend
+from sluice.serving.backends.python.backend import find_python_based
+from sluice.serving.repository.folders import LocalRoot
+from sluice.serving.repository.inspection import inspect_repositories
 from tests import paths
 from tests.serving.repository.parts import Bench, failure
 from tests.stand_ins.model_folders import make_checkpoint

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from serving.repository.candidate import ModelReading, read_model
-from serving.repository.managed_model import ModelState
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.repository.candidate import ModelReading, read_model
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
 from tests.serving.repository.parts import (
     READY,
     UNLOADED,
@@ -86,7 +86,7 @@ async def test_what_was_read_first_is_not_applied_last(
             goes_on.wait(PATIENCE_S)
         return reading
 
-    monkeypatch.setattr("serving.repository.updates.read_model", read_slowly_once)
+    monkeypatch.setattr("sluice.serving.repository.updates.read_model", read_slowly_once)
     first = asyncio.ensure_future(repository.load("a"))
     await until(lambda: len(readings) == 1)
     write_version(folder, 2, 2)

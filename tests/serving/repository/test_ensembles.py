@@ -7,11 +7,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.repository.managed_model import ModelState
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.spec import ModelSource
 from sluice.errors import SluiceError
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.spec import ModelSource
 from tests.serving.repository.parts import (
     CONFIG,
     READY,

@@ -11,18 +11,19 @@ import pytest
 from google.protobuf import json_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import Backend, BackendContext, ModelFile
-from serving.backends.registry import BackendRegistry
-from serving.config.config_json import config_dict, config_json, parse_config_json
-from serving.job import InferJob
-from serving.model import Model, infer_one
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest
-from serving.spec import ModelSource, build_spec
-from serving.tensors.tensor import Tensor
+from sluice.serving.backend import Backend, BackendContext, ModelFile
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.config.config_json import config_dict, config_json, parse_config_json
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model, infer_one
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest
+from sluice.serving.spec import ModelSource, build_spec
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.repository.parts import DATA, context_for
 
+MODELS = [DATA.parent / "triton" / "models", DATA / "models"]
 CONFIGS = {path.stem: path.read_text() for path in sorted((DATA / "configs").glob("*.json"))}
 
 
@@ -66,7 +67,7 @@ async def reference(no_gpu: None) -> AsyncIterator[ModelRepository]:
     """Over the reference's models."""
     registry = BackendRegistry()
     registry.register(PythonConfigs())
-    repository = ModelRepository([DATA / "models"], ControlMode.NONE, context_for, registry=registry)
+    repository = ModelRepository(MODELS, ControlMode.NONE, context_for, registry=registry)
     assert await repository.start() == {}
     yield repository
     await repository.close()
@@ -100,7 +101,7 @@ async def test_the_configuration_of_a_users_llm_loads_as_it_is(tmp_path: Path) -
 @pytest.mark.slow
 async def test_with_the_backends_that_are_installed(tmp_path: Path) -> None:
     for name in ("add_sub", "ensemble_addsub"):
-        shutil.copytree(DATA / "models" / name, tmp_path / name)
+        shutil.copytree(MODELS[0] / name, tmp_path / name)
     repository = ModelRepository([tmp_path], ControlMode.EXPLICIT, context_for)
     assert await repository.start(["ensemble_addsub"]) == {}
     tensors = {name: Tensor.of(name, np.array([[1, 2, 3, value]], np.float32)) for name, value in (("A", 4), ("B", 5))}

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serving.backends.registry import BackendRegistry
-from serving.repository.folders import LocalRoot
-from serving.repository.inspection import ModelReport, Verdict, inspect_repositories
-from serving.repository.roots import open_roots
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.repository.folders import LocalRoot
+from sluice.serving.repository.inspection import ModelReport, Verdict, inspect_repositories
+from sluice.serving.repository.roots import open_roots
 from tests.serving.repository.parts import StampBackend, ensemble_config, write_model
 
 STAMP = """backend: "stamp"

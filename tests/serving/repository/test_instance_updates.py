@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.model import Model, infer_one
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest
-from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
+from sluice.serving.model import Model, infer_one
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.repository.parts import context_for
 from tests.serving.repository.small_models import write_onnx
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.backend import RuntimeReport
-from serving.backends.registry import BackendRegistry
-from serving.repository.folders import LocalRoot
-from serving.repository.inspection import ModelReport, inspect_repositories
+from sluice.serving.backend import RuntimeReport
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.repository.folders import LocalRoot
+from sluice.serving.repository.inspection import ModelReport, inspect_repositories
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import STAND_INS
 
@@ -40,7 +40,7 @@ def test_on_openvino(root: Path) -> None:
 
 
 def test_a_library_that_cannot_be_imported_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "engine.runners.openvino.source", None)  # its import raises ImportError
+    monkeypatch.setitem(sys.modules, "sluice.engine.runners.openvino.source", None)  # its import raises ImportError
     checkpoint(root / "m" / "1")
     (error,) = inspected(root).errors
     assert error.message.startswith("OpenVINO cannot be imported: ")
@@ -48,7 +48,7 @@ def test_a_library_that_cannot_be_imported_is_an_error(root: Path, monkeypatch: 
 
 def test_the_files_of_its_text_are_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = list[Path]()
-    monkeypatch.setattr("pipelines.llm.backend.read_text_files", lambda path, *rest: reads.append(path))
+    monkeypatch.setattr("sluice.pipelines.llm.backend.read_text_files", lambda path, *rest: reads.append(path))
     checkpoint(root / "m" / "1")
     assert inspected(root).runtime is not None
     assert reads == [root / "m" / "1"]

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.backend import BackendContext, ModelLookup
-from serving.batching.rate_limiter import RateLimiter
-from serving.model import infer_one
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
+from sluice.serving.backend import BackendContext, ModelLookup
+from sluice.serving.batching.rate_limiter import RateLimiter
+from sluice.serving.model import infer_one
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.batching.test_warm_up_samples import CLASSIFIER, write_classifier
 from tests.serving.repository.parts import CONFIG, READY, Bench, context_for, failure, rows, write_model
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from serving.repository.folders import FolderState
-from serving.repository.polling import ChangeDetector
-from serving.repository.repository import ModelRepository
-from serving.repository.roots import Naming, RepositoryScan, choose_namespaces
-from serving.repository.settings import ControlMode, RepositorySettings
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.repository.folders import FolderState
+from sluice.serving.repository.polling import ChangeDetector
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.roots import Naming, RepositoryScan, choose_namespaces
+from sluice.serving.repository.settings import ControlMode, RepositorySettings
 from tests.serving.repository.parts import CONFIG, READY, Bench, ask, ensemble_config, failure, rows, write_model
 from tests.waiting import until
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.backend import LoadOverrides
-from serving.repository.managed_model import IndexEntry, ModelState
-from serving.repository.repository import ModelRepository
 from sluice.errors import ErrorCode
+from sluice.serving.backend import LoadOverrides
+from sluice.serving.repository.managed_model import IndexEntry, ModelState
+from sluice.serving.repository.repository import ModelRepository
 from tests.serving.repository.parts import READY, Bench, StampModel, ask, failure, rows, write_model, write_version
 from tests.waiting import until
 

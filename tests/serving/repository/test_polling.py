@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.repository.folders import FolderState, LocalRoot, scan_folder
-from serving.repository.managed_model import ModelState
-from serving.repository.polling import ChangeDetector, Changes
-from serving.repository.repository import ModelRepository
-from serving.repository.roots import RepositoryScan, Roots
-from serving.repository.settings import ControlMode
+from sluice.serving.repository.folders import FolderState, LocalRoot, scan_folder
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.polling import ChangeDetector, Changes
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.roots import RepositoryScan, Roots
+from sluice.serving.repository.settings import ControlMode
 from tests.serving.repository.parts import CONFIG, Bench, ask, ensemble_config, rows, write_model, write_version
 from tests.waiting import until
 
@@ -251,7 +251,7 @@ def test_a_folder_that_vanishes_under_the_scan(tmp_path: Path, monkeypatch: pyte
         raise FileNotFoundError(folder)
 
     with monkeypatch.context() as patch:
-        patch.setattr("serving.repository.folders.scan_folder", vanish)
+        patch.setattr("sluice.serving.repository.folders.scan_folder", vanish)
         for _ in range(3):
             assert poller.take(roots.scan()) == Changes({}, (), is_settled=False)
     poller.take(roots.scan())

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from serving.backends.registry import BackendRegistry
-from serving.repository.managed_model import ModelState
-from serving.repository.pruning import Removal, folder_bytes, plan_prune, remove_version
-from serving.repository.settings import ControlMode
 from sluice.errors import SluiceError
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.pruning import Removal, folder_bytes, plan_prune, remove_version
+from sluice.serving.repository.settings import ControlMode
 from tests.serving.repository.parts import CONFIG, Bench, ensemble_config, rows, write_model
 from tests.waiting import until
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from serving.backend import LoadOverrides
-from serving.model import Model
-from serving.repository.managed_model import IndexEntry, ModelState
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import LoadOverrides
+from sluice.serving.model import Model
+from sluice.serving.repository.managed_model import IndexEntry, ModelState
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
 from tests.serving.repository.parts import (
     CONFIG,
     READY,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.repository.routing import PARAMETER, VersionWeights, configured_weights, routing_point
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.repository.routing import PARAMETER, VersionWeights, configured_weights, routing_point
 
 NUM_REQUESTS = 10_000
 CANARY = VersionWeights({1: 95, 2: 5})

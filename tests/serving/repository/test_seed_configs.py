@@ -8,23 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig, Runtime
-from pipelines.llm.backend import LlmBackend
-from pipelines.llm.services import LlmServices
-from serving.backend import BackendContext, ModelLookup
-from serving.backends.registry import BackendRegistry
-from serving.config.completion import has_gpu
-from serving.config.pbtxt import parse_pbtxt
-from serving.config.validation import check_structure
-from serving.findings import Finding
-from serving.model import Model, infer_one
-from serving.repository.folders import LocalRoot
-from serving.repository.inspection import Verdict, inspect_repositories
-from serving.repository.managed_model import ModelState
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest
-from serving.tensors.tensor import Tensor
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.pipelines.llm.backend import LlmBackend
+from sluice.pipelines.llm.services import LlmServices
+from sluice.serving.backend import BackendContext, ModelLookup
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.config.completion import has_gpu
+from sluice.serving.config.pbtxt import parse_pbtxt
+from sluice.serving.config.validation import check_structure
+from sluice.serving.findings import Finding
+from sluice.serving.model import Model, infer_one
+from sluice.serving.repository.folders import LocalRoot
+from sluice.serving.repository.inspection import Verdict, inspect_repositories
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Tensor
 from tests import paths
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.serving.repository.small_models import write_onnx, write_python

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.backend import BackendContext
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode, RepositorySettings
+from sluice.serving.backend import BackendContext
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode, RepositorySettings
 from tests.serving.repository.parts import Bench, failure, write_model
 from tests.waiting import until
 

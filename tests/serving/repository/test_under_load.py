@@ -11,13 +11,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from serving.model import infer_one
-from serving.repository.managed_model import ModelState
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.model import infer_one
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.backends.onnxruntime.parts import graph, value
 from tests.serving.repository.parts import context_for, rows
 from tests.waiting import until

@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from serving.tensors import byte_strings
-from serving.tensors.datatypes import DATA_TYPES, of_config, of_numpy
-from serving.tensors.tensor import Tensor
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.datatypes import DATA_TYPES, of_config, of_numpy
+from sluice.serving.tensors.tensor import Tensor
 
 SAMPLES = {
     "BOOL": [True, False],

@@ -14,7 +14,6 @@ from typing import Any
 
 ROOT = os.environ.get("SLUICE_TRACE_ROOT", "")  # noqa: TID251 - set by tests/tools/request_paths.py for this file alone
 FOLDER = os.environ.get("SLUICE_TRACE_FOLDER", "")  # noqa: TID251 - as above
-PACKAGES = ("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load", "tuning")
 
 _called: set[CodeType] = set()
 
@@ -29,11 +28,10 @@ def _forget(*_: Any) -> None:
 
 
 def _write(*_: Any) -> None:
-    prefixes = tuple(f"{ROOT}/{package}/" for package in PACKAGES)
-    files = sorted({code.co_filename for code in list(_called) if code.co_filename.startswith(prefixes)})
+    files = {code.co_filename for code in list(_called) if code.co_filename.startswith(f"{ROOT}/sluice/")}
     target = Path(FOLDER) / str(os.getpid())
     partial = target.with_suffix(".part")
-    partial.write_text("".join(f"{os.path.relpath(file, ROOT)}\n" for file in files))
+    partial.write_text("".join(f"{os.path.relpath(os.path.realpath(file), ROOT)}\n" for file in sorted(files)))
     partial.rename(target)
 
 

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, SETTINGS
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, SETTINGS
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
 from sluice.errors import SluiceError, invalid
 
 

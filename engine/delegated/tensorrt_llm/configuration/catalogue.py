@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from engine.runtime_settings import (
+from sluice.engine.runtime_settings import (
     Parse,
     RuntimeSetting,
     SettingsTable,

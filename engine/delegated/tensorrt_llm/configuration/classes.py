@@ -7,10 +7,10 @@ from enum import Enum
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from engine.delegated.tensorrt_llm.configuration.arguments import Resolution
-from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, FIELDS, versions_of
-from engine.delegated.tensorrt_llm.library import field_names
-from engine.runtime_settings import nearest_names
+from sluice.engine.delegated.tensorrt_llm.configuration.arguments import Resolution
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, FIELDS, versions_of
+from sluice.engine.delegated.tensorrt_llm.library import field_names
+from sluice.engine.runtime_settings import nearest_names
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _TAGS = ("decoding_type", "algorithm", "mode")

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.config import Speculation, Task
-from engine.delegated.tensorrt_llm.configuration.arguments import Precedence, Resolution
-from engine.delegated.tensorrt_llm.configuration.limits import RANKS
-from engine.model_folder import SENTENCE_TRANSFORMERS, read_json, served_task
+from sluice.engine.config import Speculation, Task
+from sluice.engine.delegated.tensorrt_llm.configuration.arguments import Precedence, Resolution
+from sluice.engine.delegated.tensorrt_llm.configuration.limits import RANKS
+from sluice.engine.model_folder import SENTENCE_TRANSFORMERS, read_json, served_task
 from sluice.errors import ErrorCode, SluiceError
 
 EMBEDDERS = {"Qwen3ForCausalLM": "Qwen3ForTextEmbedding"}

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from engine.delegated.tensorrt_llm.configuration.arguments import Resolution
+from sluice.engine.delegated.tensorrt_llm.configuration.arguments import Resolution
 from sluice.errors import invalid
 
 TOKENS_PER_BLOCK = 32

@@ -8,31 +8,31 @@ from typing import Any
 
 from packaging.version import Version
 
-from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.adapters import resolve_adapters
-from engine.delegated.tensorrt_llm.configuration.arguments import (
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.tensorrt_llm.adapters import resolve_adapters
+from sluice.engine.delegated.tensorrt_llm.configuration.arguments import (
     ArgumentSet,
     Precedence,
     Resolution,
     add_fields,
     flattened,
 )
-from engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, DECODING_TYPE, SETTINGS
-from engine.delegated.tensorrt_llm.configuration.classes import as_python, build_arguments, check_arguments
-from engine.delegated.tensorrt_llm.configuration.encoding import Encoder, resolve_encoder
-from engine.delegated.tensorrt_llm.configuration.limits import DEFAULTED, RANKS, resolve_limits
-from engine.delegated.tensorrt_llm.configuration.speculation import (
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, DECODING_TYPE, SETTINGS
+from sluice.engine.delegated.tensorrt_llm.configuration.classes import as_python, build_arguments, check_arguments
+from sluice.engine.delegated.tensorrt_llm.configuration.encoding import Encoder, resolve_encoder
+from sluice.engine.delegated.tensorrt_llm.configuration.limits import DEFAULTED, RANKS, resolve_limits
+from sluice.engine.delegated.tensorrt_llm.configuration.speculation import (
     SPECULATION,
     WITH_GRAMMARS,
     add_speculation_fields,
     resolve_speculation,
 )
-from engine.delegated.tensorrt_llm.disaggregation import resolve_transceiver
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.grammars import LLGUIDANCE, XGRAMMAR
-from engine.delegated.tensorrt_llm.library import NEWEST, TensorRtLlmLibrary
-from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
-from engine.delegated.tensorrt_llm.samplers import (
+from sluice.engine.delegated.tensorrt_llm.disaggregation import resolve_transceiver
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.grammars import LLGUIDANCE, XGRAMMAR
+from sluice.engine.delegated.tensorrt_llm.library import NEWEST, TensorRtLlmLibrary
+from sluice.engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
+from sluice.engine.delegated.tensorrt_llm.samplers import (
     ADVANCED_SAMPLING,
     BEAMS_SINCE,
     ENABLE_PENALTY,
@@ -43,9 +43,9 @@ from engine.delegated.tensorrt_llm.samplers import (
     SamplerKind,
     is_one_model,
 )
-from engine.delegated.tensorrt_llm.sleeping import resolve_sleep
-from engine.model_folder import ModelFormat
-from engine.sampling_fields import OPTIONAL_FIELDS
+from sluice.engine.delegated.tensorrt_llm.sleeping import resolve_sleep
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import invalid
 
 _GUIDANCE = "guided_decoding_backend"

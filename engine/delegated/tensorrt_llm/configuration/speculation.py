@@ -1,10 +1,10 @@
 """Which speculative configuration is made, and of what."""
 
-from engine.config import EngineConfig, Speculation
-from engine.delegated.tensorrt_llm.configuration.arguments import ArgumentSet, Resolution
-from engine.delegated.tensorrt_llm.configuration.catalogue import DECODING_TYPE, NO_DRAFTS
-from engine.delegated.tensorrt_llm.configuration.classes import classes_at, tag_of
-from engine.delegated.tensorrt_llm.library import field_names
+from sluice.engine.config import EngineConfig, Speculation
+from sluice.engine.delegated.tensorrt_llm.configuration.arguments import ArgumentSet, Resolution
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import DECODING_TYPE, NO_DRAFTS
+from sluice.engine.delegated.tensorrt_llm.configuration.classes import classes_at, tag_of
+from sluice.engine.delegated.tensorrt_llm.library import field_names
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 SPECULATION = "speculative_config"

@@ -14,7 +14,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.graph.nodes import floating, num_features
+from sluice.engine.runners.openvino.graph.nodes import floating, num_features
 
 MASK = "adapter_mask"
 

@@ -8,9 +8,9 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.opset15 import bitwise_right_shift
 
-from engine.models.kernels import Heads
-from engine.runners.openvino.graph.nodes import TO_THE_END, floating, ints32, ints64, part
-from engine.runners.openvino.graph.paged_attention import (
+from sluice.engine.models.kernels import Heads
+from sluice.engine.runners.openvino.graph.nodes import TO_THE_END, floating, ints32, ints64, part
+from sluice.engine.runners.openvino.graph.paged_attention import (
     BLOCK_SIZE,
     Caches,
     PagedInputs,

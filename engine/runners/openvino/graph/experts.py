@@ -15,10 +15,10 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.opset15 import scatter_nd_update
 
-from engine.arrays import FloatArray
-from engine.models.kernels import Choice, ExpertBody, ExpertLinear
-from engine.runners.openvino.graph.nodes import floating, ints32, ints64, largest, num_features, values_of
-from engine.runners.openvino.weights.named import NamedWeights
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.kernels import Choice, ExpertBody, ExpertLinear
+from sluice.engine.runners.openvino.graph.nodes import floating, ints32, ints64, largest, num_features, values_of
+from sluice.engine.runners.openvino.weights.named import NamedWeights
 
 FEW_EXPERTS = 16
 """Up to this many experts are computed one after the other."""

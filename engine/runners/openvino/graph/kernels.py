@@ -1,5 +1,6 @@
-"""`engine.models.kernels` as nodes of a graph. Features are f32 nodes. They are written in the forms that OpenVINO's
-CPU plugin recognizes and fuses: RMS norm, rotation, matmul with bias and paged attention each become one kernel."""
+"""`sluice.engine.models.kernels` as nodes of a graph. Features are f32 nodes. They are written in the forms that
+OpenVINO's CPU plugin recognizes and fuses: RMS norm, rotation, matmul with bias and paged attention each become one
+kernel."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -8,21 +9,29 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.arrays import FloatArray
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.config.rope import Rope
-from engine.models.convolution import cache_heads
-from engine.models.decoder import attend_rotated
-from engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
-from engine.models.latent_attention import attend_with_all_heads
-from engine.runners.openvino.graph.adapters import AdapterInputs
-from engine.runners.openvino.graph.convolution import EarlierToken, convolve, earlier_tokens
-from engine.runners.openvino.graph.experts import compute_experts, keep_best_groups
-from engine.runners.openvino.graph.nodes import ACTIVATIONS, floating, ints32, ints64, num_features, part, values_of
-from engine.runners.openvino.graph.operations import GraphOperations
-from engine.runners.openvino.graph.paged_attention import Caches, PagedInputs, capped_attention, paged_attention
-from engine.runners.openvino.graph.rotation import Rotation, rotate, rotation, uninterleaved
-from engine.runners.openvino.weights.named import NamedWeights
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.config.rope import Rope
+from sluice.engine.models.convolution import cache_heads
+from sluice.engine.models.decoder import attend_rotated
+from sluice.engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
+from sluice.engine.models.latent_attention import attend_with_all_heads
+from sluice.engine.runners.openvino.graph.adapters import AdapterInputs
+from sluice.engine.runners.openvino.graph.convolution import EarlierToken, convolve, earlier_tokens
+from sluice.engine.runners.openvino.graph.experts import compute_experts, keep_best_groups
+from sluice.engine.runners.openvino.graph.nodes import (
+    ACTIVATIONS,
+    floating,
+    ints32,
+    ints64,
+    num_features,
+    part,
+    values_of,
+)
+from sluice.engine.runners.openvino.graph.operations import GraphOperations
+from sluice.engine.runners.openvino.graph.paged_attention import Caches, PagedInputs, capped_attention, paged_attention
+from sluice.engine.runners.openvino.graph.rotation import Rotation, rotate, rotation, uninterleaved
+from sluice.engine.runners.openvino.weights.named import NamedWeights
 
 _COMPONENTS = 3
 """The axis of a head's components: heads are [num_tokens, num_heads, 1, head_dim]."""

@@ -6,16 +6,16 @@ from typing import Protocol
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.models.architectures import find_architecture
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.kernels import Context
-from engine.models.text_model import compute_hidden, compute_logits
-from engine.models.weights.names import TextModelTensors
-from engine.runners.openvino.graph.adapters import AdapterInputs, named_parameter
-from engine.runners.openvino.graph.kernels import GraphKernels
-from engine.runners.openvino.graph.paged_attention import PagedInputs
-from engine.runners.openvino.weights.checkpoint import CheckpointWeights
-from engine.runners.openvino.weights.named import NamedWeights
+from sluice.engine.models.architectures import find_architecture
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.kernels import Context
+from sluice.engine.models.text_model import compute_hidden, compute_logits
+from sluice.engine.models.weights.names import TextModelTensors
+from sluice.engine.runners.openvino.graph.adapters import AdapterInputs, named_parameter
+from sluice.engine.runners.openvino.graph.kernels import GraphKernels
+from sluice.engine.runners.openvino.graph.paged_attention import PagedInputs
+from sluice.engine.runners.openvino.weights.checkpoint import CheckpointWeights
+from sluice.engine.runners.openvino.weights.named import NamedWeights
 
 STEP_INPUTS = (
     "token_ids",

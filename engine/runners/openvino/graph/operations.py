@@ -1,4 +1,4 @@
-"""The elementary operations of `engine.models.kernels` as nodes of a graph."""
+"""The elementary operations of `sluice.engine.models.kernels` as nodes of a graph."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -7,7 +7,15 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.graph.nodes import TO_THE_END, floating, ints64, largest, last_axis, part, softcapped
+from sluice.engine.runners.openvino.graph.nodes import (
+    TO_THE_END,
+    floating,
+    ints64,
+    largest,
+    last_axis,
+    part,
+    softcapped,
+)
 
 Operand: TypeAlias = ov.Node | float
 

@@ -14,9 +14,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.kernels import Heads, Scores
-from engine.runners.openvino.graph.nodes import floating, ints32, ints64, scaled, softcapped
+from sluice.engine.models.config.decoder_config import DecoderConfig
+from sluice.engine.models.kernels import Heads, Scores
+from sluice.engine.runners.openvino.graph.nodes import floating, ints32, ints64, scaled, softcapped
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 TESTED_VERSION = "2026.4"

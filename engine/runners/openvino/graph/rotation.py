@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.models.config.rope import Rope, inverse_frequencies
-from engine.runners.openvino.graph.nodes import TO_THE_END, floating, ints64, num_features, part, scaled
+from sluice.engine.models.config.rope import Rope, inverse_frequencies
+from sluice.engine.runners.openvino.graph.nodes import TO_THE_END, floating, ints64, num_features, part, scaled
 
 _HEAD_AXIS = 3
 

@@ -7,12 +7,12 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Constant
 
-from engine.models.weights.assembled import AssembledTensor, Weight, assemble, stored_tensors
-from engine.models.weights.files import NONE, map_files, stored_quantization, weight_files
-from engine.models.weights.mapped import StoredTensor
-from engine.runners.openvino.graph.nodes import ints64, part
-from engine.runners.openvino.weights.compression import CompressedTensor, pair_up
-from engine.runners.openvino.weights.shared import FLOAT_TYPES, stored_tensor
+from sluice.engine.models.weights.assembled import AssembledTensor, Weight, assemble, stored_tensors
+from sluice.engine.models.weights.files import NONE, map_files, stored_quantization, weight_files
+from sluice.engine.models.weights.mapped import StoredTensor
+from sluice.engine.runners.openvino.graph.nodes import ints64, part
+from sluice.engine.runners.openvino.weights.compression import CompressedTensor, pair_up
+from sluice.engine.runners.openvino.weights.shared import FLOAT_TYPES, stored_tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino.op import Constant
 
-from engine.arrays import FloatArray
-from engine.models.weights.assembled import Weight
-from engine.models.weights.files import INT4, INT8, SCALES, ZEROS
-from engine.models.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
-from engine.models.weights.tensor_file import OutputTensors, TensorPart, files_key, write_tensors
-from engine.runners.openvino.weights.shared import stored_tensor
+from sluice.engine.arrays import FloatArray
+from sluice.engine.models.weights.assembled import Weight
+from sluice.engine.models.weights.files import INT4, INT8, SCALES, ZEROS
+from sluice.engine.models.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
+from sluice.engine.models.weights.tensor_file import OutputTensors, TensorPart, files_key, write_tensors
+from sluice.engine.runners.openvino.weights.shared import stored_tensor
 
 logger = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import openvino as ov
 
-from engine.models.weights.names import TextModelTensors
-from engine.runners.openvino.weights.checkpoint import CheckpointWeights
+from sluice.engine.models.weights.names import TextModelTensors
+from sluice.engine.runners.openvino.weights.checkpoint import CheckpointWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import openvino as ov
 
-from engine.models.weights.mapped import StoredTensor
+from sluice.engine.models.weights.mapped import StoredTensor
 
 FLOAT_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
 _ELEMENTS = {1: np.uint8, 2: np.float16, 4: np.float32}

@@ -11,8 +11,8 @@ depend on shapes and on nothing that a tensor holds: a CUDA graph can hold every
 import torch
 import triton
 
-from engine.runners.torch.triton import attention_kernels as kernels
-from engine.runners.torch.triton.tiles import Sizes, decode_tiles, padded, prefill_tiles, row_stride
+from sluice.engine.runners.torch.triton import attention_kernels as kernels
+from sluice.engine.runners.torch.triton.tiles import Sizes, decode_tiles, padded, prefill_tiles, row_stride
 
 _LOG2E = 1.4426950408889634
 _STORED_HEADS = 8

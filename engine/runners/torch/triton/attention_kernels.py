@@ -5,7 +5,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 PRECISION = tl.constexpr("tf32x3")
-"""Of products of float32: three products of parts, which are as exact to a bit or two."""
+"""Precision of float32 products: three TF32 products of their parts, exact to a bit or two."""
 _VARYING = ["tables", "begins", "past_lens", "slots", "num_seqs", "table_stride"]
 """Arguments that differ from step to step: another alignment or a number of 1 must not compile the kernel again."""
 

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.runners.torch.triton.tiles import padded, row_stride
+from sluice.engine.runners.torch.triton.tiles import padded, row_stride
 
 SILU, GELU, GELU_TANH, RELU, RELU2 = (tl.constexpr(number) for number in range(5))
 ACTIVATIONS = {

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.runners.torch.fp8 import LARGEST, SMALLEST_SCALE, TYPE
+from sluice.engine.runners.torch.fp8 import LARGEST, SMALLEST_SCALE, TYPE
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Draws tokens from rows of logits by the rule of `engine.sampling`, without sorting them.
+"""Draws tokens from rows of logits by the rule of `sluice.engine.sampling`, without sorting them.
 
 Each filter keeps the tokens that weigh at least as much as the lightest that it keeps, so each is a threshold. The bits
 of floats that are not negative rise as they do: a threshold is found from its highest bits to its lowest, two in each

@@ -24,7 +24,7 @@ _MOST_STAGES = 3
 _MOST_SUMS = 128 * 256
 """Elements of the sums that a program keeps in its registers."""
 _OTHER_BYTES = 1024
-"""What a program keeps in shared memory beside queries, keys and values."""
+"""Shared memory of a program beside queries, keys and values."""
 _PREFILL_ROWS = 128
 _SHORT_PREFILL_ROWS = 64
 """Rows where programs of 128 rows would not fill the device, or would have rows without a token."""

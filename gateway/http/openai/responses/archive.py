@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import orjson
 
-from gateway.http.openai.responses.items import JsonObject, mark_of
-from gateway.http.openai.responses.records import ABSENT, RecordKey, RecordStore, SqliteRecords, StoreLimits
-from gateway.http.openai.responses.reply import error_object
-from gateway.options.responses import ResponsesOptions
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.openai.responses.items import JsonObject, mark_of
+from sluice.gateway.http.openai.responses.records import ABSENT, RecordKey, RecordStore, SqliteRecords, StoreLimits
+from sluice.gateway.http.openai.responses.reply import error_object
+from sluice.gateway.options.responses import ResponsesOptions
 
 FINAL = frozenset({"completed", "incomplete", "failed", "cancelled"})
 """States after which a response does not change."""
@@ -179,7 +179,7 @@ def open_archive(options: ResponsesOptions, state_folder: Path) -> Archive | Non
     limits = StoreLimits(options.ttl_s, options.max_records, options.max_bytes)
     if not options.is_in_redis:
         return Archive(SqliteRecords(Path(place), limits))
-    from gateway.http.openai.responses.redis_records import RedisRecords  # few servers need Redis' client
+    from sluice.gateway.http.openai.responses.redis_records import RedisRecords  # few servers need Redis' client
 
     return Archive(RedisRecords(place, limits))
 

@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager, aclosing, nullcontext
 
 import orjson
 
-from gateway.calls import hold_call
-from gateway.http.openai.responses.archive import FINAL, LEASE_S, Archive, StoredResponse
-from gateway.http.openai.responses.generate import ResponseTurn, generate, keep
-from gateway.http.openai.responses.items import JsonObject
-from gateway.http.openai.responses.records import ABSENT
-from gateway.streams.kept import End, KeptStream, Origin, Pieces
-from gateway.streams.log import EventLog
-from gateway.streams.store import StreamStore
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import hold_call
+from sluice.gateway.http.openai.responses.archive import FINAL, LEASE_S, Archive, StoredResponse
+from sluice.gateway.http.openai.responses.generate import ResponseTurn, generate, keep
+from sluice.gateway.http.openai.responses.items import JsonObject
+from sluice.gateway.http.openai.responses.records import ABSENT
+from sluice.gateway.streams.kept import End, KeptStream, Origin, Pieces
+from sluice.gateway.streams.log import EventLog
+from sluice.gateway.streams.store import StreamStore
 
 log = logging.getLogger(__name__)
 _RENEWALS_PER_LEASE = 3

@@ -4,11 +4,12 @@ import time
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.access.control import TENANT_HEADER
-from gateway.http.bodies import json_response, read_fields
-from gateway.http.openai.responses.archive import Archive, StoredConversation
-from gateway.http.openai.responses.create import need_archive, store_items
-from gateway.http.openai.responses.items import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.access.control import TENANT_HEADER
+from sluice.gateway.http.bodies import json_response, read_fields
+from sluice.gateway.http.openai.responses.archive import Archive, StoredConversation
+from sluice.gateway.http.openai.responses.create import need_archive, store_items
+from sluice.gateway.http.openai.responses.items import (
     ItemIds,
     JsonObject,
     Limit,
@@ -17,15 +18,14 @@ from gateway.http.openai.responses.items import (
     list_page,
     make_mark,
 )
-from gateway.http.openai.responses.schemas import (
+from sluice.gateway.http.openai.responses.schemas import (
     AddItemsRequest,
     CreateConversationRequest,
     UpdateConversationRequest,
 )
-from gateway.http.openapi import describe_body
-from gateway.http.request import owner_of
-from gateway.options.config import ServeConfig
-from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.request import owner_of
+from sluice.gateway.options.config import ServeConfig
 
 
 def router(config: ServeConfig, archive: Archive | None) -> APIRouter:

@@ -9,11 +9,12 @@ import msgspec
 import orjson
 from pydantic import BaseModel
 
-from gateway.http.openai.reply import ReplyOptions
-from gateway.http.openai.requests import effort_arguments, parse_generation
-from gateway.http.openai.responses.archive import Archive
-from gateway.http.openai.responses.items import CALL_OUTPUTS, CALLS, ItemIds, JsonObject, store_item, to_messages
-from gateway.http.openai.responses.schemas import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.openai.reply import ReplyOptions
+from sluice.gateway.http.openai.requests import effort_arguments, parse_generation
+from sluice.gateway.http.openai.responses.archive import Archive
+from sluice.gateway.http.openai.responses.items import CALL_OUTPUTS, CALLS, ItemIds, JsonObject, store_item, to_messages
+from sluice.gateway.http.openai.responses.schemas import (
     ConversationReference,
     CreateResponseRequest,
     InputItem,
@@ -23,12 +24,11 @@ from gateway.http.openai.responses.schemas import (
     ResponseTool,
     TextFormat,
 )
-from gateway.http.openai.responses.tools import parse_tool_choice, prompt_tools
-from gateway.http.openai.schemas import JsonSchema, ResponseFormat
-from gateway.http.parsing import refuse_foreign
-from pipelines.text.model import TextModel, refuse_images
-from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, TemplateOptions, TextRequest
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.openai.responses.tools import parse_tool_choice, prompt_tools
+from sluice.gateway.http.openai.schemas import JsonSchema, ResponseFormat
+from sluice.gateway.http.parsing import refuse_foreign
+from sluice.pipelines.text.model import TextModel, refuse_images
+from sluice.pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, TemplateOptions, TextRequest
 
 T = TypeVar("T")
 PROTOCOL = "openai_responses"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import orjson
 
-from gateway.http.errors import as_sluice_error, client_names
-from gateway.http.openai.responses.archive import Archive, StoredConversation, StoredResponse
-from gateway.http.openai.responses.create import PromptItems
-from gateway.http.openai.responses.items import JsonObject
-from gateway.http.openai.responses.records import ABSENT
-from gateway.http.openai.responses.reply import ResponseReply
-from pipelines.text.types import TextEvent
 from sluice.errors import SluiceError
+from sluice.gateway.http.errors import as_sluice_error, client_names
+from sluice.gateway.http.openai.responses.archive import Archive, StoredConversation, StoredResponse
+from sluice.gateway.http.openai.responses.create import PromptItems
+from sluice.gateway.http.openai.responses.items import JsonObject
+from sluice.gateway.http.openai.responses.records import ABSENT
+from sluice.gateway.http.openai.responses.reply import ResponseReply
+from sluice.pipelines.text.types import TextEvent
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Query
 
-from gateway.http.openai.responses.schemas import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.openai.responses.schemas import (
     CustomToolCallItem,
     CustomToolCallOutputItem,
     FunctionCallItem,
@@ -18,9 +19,8 @@ from gateway.http.openai.responses.schemas import (
     MessageItem,
     ReasoningItem,
 )
-from gateway.http.openai.responses.tools import custom_arguments, function_name
-from pipelines.text.types import ChatMessage, ImagePart, ToolCall
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.openai.responses.tools import custom_arguments, function_name
+from sluice.pipelines.text.types import ChatMessage, ImagePart, ToolCall
 from sluice.repetition import random_hex
 
 JsonObject = dict[str, Any]

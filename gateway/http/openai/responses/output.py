@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import orjson
 
-from gateway.http.openai.responses.items import JsonObject
-from gateway.http.openai.responses.tools import CustomInput
-from gateway.http.sse import encode_text
+from sluice.gateway.http.openai.responses.items import JsonObject
+from sluice.gateway.http.openai.responses.tools import CustomInput
+from sluice.gateway.http.sse import encode_text
 
 Event = tuple[str, JsonObject]
 """An event's type and its fields."""

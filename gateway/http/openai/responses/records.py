@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 
 import apsw
 
-from pipelines.sqlite.connections import FileConnections, FileLimits, Schema
-from pipelines.sqlite.queries import query_row, query_rows
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.sqlite.connections import FileConnections, FileLimits, Schema
+from sluice.pipelines.sqlite.queries import query_row, query_rows
 
 ABSENT = 0
 """The version of a record that is not there."""

@@ -7,9 +7,9 @@ from typing import cast
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.http.openai.responses.records import ABSENT, Record, RecordKey, StoreLimits, check_size
-from pipelines.sqlite.connections import StoreUse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.openai.responses.records import ABSENT, Record, RecordKey, StoreLimits, check_size
+from sluice.pipelines.sqlite.connections import StoreUse
 
 _TIMEOUT_S = 5.0
 _TRIAL_S = 0.001

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from engine.types import FinishReason
-from gateway.http.openai.reply import chat_logprobs, citations_field, sources_field
-from gateway.http.openai.responses.items import ItemIds, JsonObject
-from gateway.http.openai.responses.output import (
+from sluice.engine.types import FinishReason
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.openai.reply import chat_logprobs, citations_field, sources_field
+from sluice.gateway.http.openai.responses.items import ItemIds, JsonObject
+from sluice.gateway.http.openai.responses.output import (
     CallOutput,
     CustomCallOutput,
     Event,
@@ -16,12 +17,11 @@ from gateway.http.openai.responses.output import (
     OutputItem,
     ReasoningOutput,
 )
-from gateway.http.openai.responses.tools import DeclaredTool
-from gateway.http.sse import event_frame
-from gateway.path_masking import client_message
-from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
-from pipelines.text.types import TextEvent, TextLogprob
-from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.openai.responses.tools import DeclaredTool
+from sluice.gateway.http.sse import event_frame
+from sluice.gateway.path_masking import client_message
+from sluice.pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
+from sluice.pipelines.text.types import TextEvent, TextLogprob
 
 _ERROR_CODES = {ErrorCode.INVALID: "invalid_prompt", ErrorCode.OVERLOADED: "rate_limit_exceeded"}
 """OpenAI's codes of failed responses; every other failure is a server_error."""

@@ -7,14 +7,15 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from gateway.access.control import TENANT_HEADER
-from gateway.http.bodies import json_response, read_body, read_fields
-from gateway.http.errors import client_names
-from gateway.http.openai.requests import model_name, requested_priority, with_owner_key
-from gateway.http.openai.responses import conversations
-from gateway.http.openai.responses.archive import Archive, FoundResponse, open_archive
-from gateway.http.openai.responses.background import BackgroundRun, BackgroundRuns
-from gateway.http.openai.responses.create import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.access.control import TENANT_HEADER
+from sluice.gateway.http.bodies import json_response, read_body, read_fields
+from sluice.gateway.http.errors import client_names
+from sluice.gateway.http.openai.requests import model_name, requested_priority, with_owner_key
+from sluice.gateway.http.openai.responses import conversations
+from sluice.gateway.http.openai.responses.archive import Archive, FoundResponse, open_archive
+from sluice.gateway.http.openai.responses.background import BackgroundRun, BackgroundRuns
+from sluice.gateway.http.openai.responses.create import (
     PARAM_NAMES,
     PROTOCOL,
     check_fields,
@@ -26,23 +27,22 @@ from gateway.http.openai.responses.create import (
     response_object,
     template_fields_without_effect,
 )
-from gateway.http.openai.responses.generate import ResponseTurn, generate_and_keep
-from gateway.http.openai.responses.items import ItemIds, Limit, Order, PageQuery, list_page, make_mark
-from gateway.http.openai.responses.reply import ResponseReply, error_object
-from gateway.http.openai.responses.schemas import CountInputRequest, CreateResponseRequest
-from gateway.http.openai.responses.tools import declared_tools, tools_without_effect
-from gateway.http.openapi import describe_body
-from gateway.http.parsing import refuse_without_effect, warning_header
-from gateway.http.request import get_begin_time, get_request_id, owner_of, parse_scheduling, run_while_connected
-from gateway.http.routers import add_routes
-from gateway.http.sse import EventStreamResponse, event_frame
-from gateway.http.tools import parse_with_schemas
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from pipelines.rag import owner_keys
-from pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
-from pipelines.text.types import EncodedPrompt, TextRequest
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.http.openai.responses.generate import ResponseTurn, generate_and_keep
+from sluice.gateway.http.openai.responses.items import ItemIds, Limit, Order, PageQuery, list_page, make_mark
+from sluice.gateway.http.openai.responses.reply import ResponseReply, error_object
+from sluice.gateway.http.openai.responses.schemas import CountInputRequest, CreateResponseRequest
+from sluice.gateway.http.openai.responses.tools import declared_tools, tools_without_effect
+from sluice.gateway.http.openapi import describe_body
+from sluice.gateway.http.parsing import refuse_without_effect, warning_header
+from sluice.gateway.http.request import get_begin_time, get_request_id, owner_of, parse_scheduling, run_while_connected
+from sluice.gateway.http.routers import add_routes
+from sluice.gateway.http.sse import EventStreamResponse, event_frame
+from sluice.gateway.http.tools import parse_with_schemas
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
+from sluice.pipelines.text.types import EncodedPrompt, TextRequest
 
 
 def router(service: InferenceService, config: ServeConfig) -> APIRouter:

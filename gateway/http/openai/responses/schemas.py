@@ -4,10 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED, GenerationRequest
-from gateway.http.openai.tool_schemas import RefusalPart
-from gateway.http.parsing import RequestObject, WholeNumber, text_or_list, text_or_object, union_error
-from gateway.http.tools import MAX_TOOLS, ToolSchema
+from sluice.gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED, GenerationRequest
+from sluice.gateway.http.openai.tool_schemas import RefusalPart
+from sluice.gateway.http.parsing import RequestObject, WholeNumber, text_or_list, text_or_object, union_error
+from sluice.gateway.http.tools import MAX_TOOLS, ToolSchema
 
 MAX_ITEMS = 1 << 14
 """Most items of one input: checking many more would hold up all other streams."""

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gateway.http.openai.responses.schemas import (
+from sluice.errors import invalid
+from sluice.gateway.http.openai.responses.schemas import (
     CustomResponseTool,
     NamespaceTool,
     OtherTool,
@@ -18,10 +19,9 @@ from gateway.http.openai.responses.schemas import (
     ResponseTool,
     ResponseToolChoice,
 )
-from gateway.http.parsing import quote_value
-from gateway.http.tools import MAX_TOOLS, check_tool_names
-from pipelines.text.types import ToolChoice
-from sluice.errors import invalid
+from sluice.gateway.http.parsing import quote_value
+from sluice.gateway.http.tools import MAX_TOOLS, check_tool_names
+from sluice.pipelines.text.types import ToolChoice
 
 _BETWEEN = "__"
 _INPUT = "input"

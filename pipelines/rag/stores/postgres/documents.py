@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelines.rag.stores.postgres import rows, schema
-from pipelines.rag.stores.postgres.connections import PostgresSession
-from pipelines.rag.stores.postgres.rows import make_storable
-from pipelines.rag.types import CollectionInfo, CollectionSpec, DocumentInfo, StoredDocument, Vectors
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.stores.postgres import rows, schema
+from sluice.pipelines.rag.stores.postgres.connections import PostgresSession
+from sluice.pipelines.rag.stores.postgres.rows import make_storable
+from sluice.pipelines.rag.types import CollectionInfo, CollectionSpec, DocumentInfo, StoredDocument, Vectors
 
 _COLLECTION_COLUMNS = "id, name, encoder, dim, key_hashes, num_documents, num_chunks, num_terms, created_s"
 _NUM_COLLECTION_COLUMNS = 9

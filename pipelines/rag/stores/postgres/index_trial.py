@@ -7,7 +7,7 @@ not. So the first questions are answered by comparing all chunks, and searched i
 
 from collections.abc import Collection, Hashable
 
-from pipelines.rag.types import CollectionInfo
+from sluice.pipelines.rag.types import CollectionInfo
 
 MAX_EF_SEARCH = 1000
 """pgvector's limit."""

@@ -9,9 +9,10 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import psycopg
 
-from pipelines.rag.stores.base import Store
-from pipelines.rag.stores.postgres import documents, rows, schema, search
-from pipelines.rag.stores.postgres.connections import (
+from sluice.errors import invalid
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.postgres import documents, rows, schema, search
+from sluice.pipelines.rag.stores.postgres.connections import (
     GONE_ERRORS,
     LOST_RACE_ERRORS,
     ConnectionLimits,
@@ -22,10 +23,10 @@ from pipelines.rag.stores.postgres.connections import (
     translate_error,
     unavailable,
 )
-from pipelines.rag.stores.postgres.index_trial import IndexTrials
-from pipelines.rag.stores.postgres.rows import make_storable
-from pipelines.rag.stores.postgres.search import SearchTuning
-from pipelines.rag.types import (
+from sluice.pipelines.rag.stores.postgres.index_trial import IndexTrials
+from sluice.pipelines.rag.stores.postgres.rows import make_storable
+from sluice.pipelines.rag.stores.postgres.search import SearchTuning
+from sluice.pipelines.rag.types import (
     CandidateHits,
     CandidateQuery,
     CollectionInfo,
@@ -35,7 +36,6 @@ from pipelines.rag.types import (
     StoredDocument,
     Vectors,
 )
-from sluice.errors import invalid
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 import orjson
 
-from pipelines.rag.stores.sqlite import filter_sql, schema, segments, word_index
-from pipelines.rag.types import (
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.rag.stores.sqlite import filter_sql, schema, segments, word_index
+from sluice.pipelines.rag.types import (
     CollectionInfo,
     CollectionSpec,
     DocumentChunk,
@@ -19,8 +20,7 @@ from pipelines.rag.types import (
     StoredDocument,
     Vectors,
 )
-from pipelines.sqlite.queries import Row, query_row, query_rows
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.sqlite.queries import Row, query_row, query_rows
 
 _COLLECTION_COLUMNS = "name, encoder, dim, key_hashes, num_documents, num_chunks, created_s"
 _DOCUMENT_COLUMNS = "name, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.rag.filters import Condition, Filter, Operator, Scalar
+from sluice.pipelines.rag.filters import Condition, Filter, Operator, Scalar
 
 EncodedScalar = str | int | float
 

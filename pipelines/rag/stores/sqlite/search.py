@@ -7,13 +7,13 @@ import apsw
 import numpy as np
 import orjson
 
-from pipelines.rag.stores.sqlite import documents, schema, segments, word_index
-from pipelines.rag.stores.sqlite.filter_sql import SqlFragment, select_documents
-from pipelines.rag.stores.sqlite.schema import Ids
-from pipelines.rag.stores.sqlite.segments import Similarities, VectorSlot
-from pipelines.rag.types import CandidateHits, CandidateQuery, Hit
-from pipelines.sqlite.queries import query_rows
 from sluice.errors import invalid
+from sluice.pipelines.rag.stores.sqlite import documents, schema, segments, word_index
+from sluice.pipelines.rag.stores.sqlite.filter_sql import SqlFragment, select_documents
+from sluice.pipelines.rag.stores.sqlite.schema import Ids
+from sluice.pipelines.rag.stores.sqlite.segments import Similarities, VectorSlot
+from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit
+from sluice.pipelines.sqlite.queries import query_rows
 
 _Ranking = Sequence[tuple[int, float]]
 """Row ids of chunks with their scores, best first."""

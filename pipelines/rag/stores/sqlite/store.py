@@ -4,10 +4,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipelines.rag.stores.base import Store
-from pipelines.rag.stores.sqlite import documents, search
-from pipelines.rag.stores.sqlite.schema import SCHEMA
-from pipelines.rag.types import (
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.sqlite import documents, search
+from sluice.pipelines.rag.stores.sqlite.schema import SCHEMA
+from sluice.pipelines.rag.types import (
     CandidateHits,
     CandidateQuery,
     CollectionInfo,
@@ -17,7 +17,7 @@ from pipelines.rag.types import (
     StoredDocument,
     Vectors,
 )
-from pipelines.sqlite.connections import FileConnections, FileLimits
+from sluice.pipelines.sqlite.connections import FileConnections, FileLimits
 from sluice.run_folder import make_folder
 
 

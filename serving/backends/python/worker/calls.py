@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from serving.backends.python.frames import CallModel, WireRequest, WireResponse
-from serving.backends.python.worker.channel import Channel, PendingCall
-from serving.backends.python.worker.errors import TritonError, TritonErrorCode
-from serving.backends.python.worker.response import InferenceResponse
-from serving.backends.python.worker.tensor import PbTensor
+from sluice.serving.backends.python.frames import CallModel, WireRequest, WireResponse
+from sluice.serving.backends.python.worker.channel import Channel, PendingCall
+from sluice.serving.backends.python.worker.errors import TritonError, TritonErrorCode
+from sluice.serving.backends.python.worker.response import InferenceResponse
+from sluice.serving.backends.python.worker.tensor import PbTensor
 
 if TYPE_CHECKING:
     import asyncio

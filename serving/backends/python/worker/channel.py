@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from serving.backends.python import frames
-from serving.backends.python.shared_memory import MappedSegments, SegmentPool
-from serving.backends.python.worker.errors import TritonModelException
-from serving.backends.python.worker.escaping import escape
+from sluice.serving.backends.python import frames
+from sluice.serving.backends.python.shared_memory import MappedSegments, SegmentPool
+from sluice.serving.backends.python.worker.errors import TritonModelException
+from sluice.serving.backends.python.worker.escaping import escape
 
 if TYPE_CHECKING:
-    from serving.backends.python.worker.tensor import PbTensor
+    from sluice.serving.backends.python.worker.tensor import PbTensor
 
 MAX_POSTED = 4096
 """Posted messages that may wait for the socket; a thread with more waits with them."""
@@ -47,7 +47,7 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._reader = frames.FrameReader(sock)
+        self._reader = frames.WorkerFrameReader(sock)
         self._decoder = msgspec.msgpack.Decoder(frames.Command)
         self._inbox: deque[frames.Command] = deque()
         self._condition = threading.Condition()
@@ -211,7 +211,7 @@ class Channel:
         self._check_owner()
         number = next(self._numbers)
         self._server_calls[number] = None
-        self.post(frames.CallServer(number, request))
+        self.post(frames.ServerCall(number, request))
         self.flush()
         self._wait_until(lambda: self._server_calls[number] is not None)
         response = self._server_calls.pop(number)
@@ -279,7 +279,7 @@ class Channel:
         if self._mapped.freed:
             others.append(frames.FreedSegments(self._mapped.take_freed()))
         if responses or executions:
-            others.append(frames.Report(responses, executions))
+            others.append(frames.WorkerReport(responses, executions))
         self._send(b"".join(map(_encode, others)))
 
     def _write_segments(self, others: list[frames.Message]) -> None:

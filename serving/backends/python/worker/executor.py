@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.backends.python.frames import ExecuteBatch, Execution, LogLine, WireRequest
-from serving.backends.python.worker.channel import Channel
-from serving.backends.python.worker.model_config import using_decoupled_model_transaction_policy
-from serving.backends.python.worker.request import InferenceRequest
-from serving.backends.python.worker.response import RESPONSE_COMPLETE_FINAL, InferenceResponse, Responder
-from serving.backends.python.worker.tensor import PbTensor
+from sluice.serving.backends.python.frames import ExecuteBatch, Execution, WireRequest, WorkerLogLine
+from sluice.serving.backends.python.worker.channel import Channel
+from sluice.serving.backends.python.worker.model_config import using_decoupled_model_transaction_policy
+from sluice.serving.backends.python.worker.request import InferenceRequest
+from sluice.serving.backends.python.worker.response import RESPONSE_COMPLETE_FINAL, InferenceResponse, Responder
+from sluice.serving.backends.python.worker.tensor import PbTensor
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -151,7 +151,7 @@ class Executor:
         """Describe an error for clients. Of endless recursion they are told the message, and the log has the frames."""
         if not isinstance(error, RecursionError):
             return describe_error(error)
-        self._channel.post(LogLine(_ERROR, "execute", describe_error(error)))
+        self._channel.post(WorkerLogLine(_ERROR, "execute", describe_error(error)))
         return _message(error)
 
     def _fail(self, responders: list[Responder], message: str) -> None:

@@ -10,14 +10,14 @@ from time import perf_counter_ns
 
 import msgspec
 
-from serving.backends.python import frames
-from serving.backends.python.shared_memory import BatchProgress
-from serving.backends.python.worker import pb_utils
-from serving.backends.python.worker.calls import BlsCalls
-from serving.backends.python.worker.channel import Channel, watch_server
-from serving.backends.python.worker.executor import Executor, describe_error, import_model
-from serving.backends.python.worker.pb_utils import Logger
-from serving.backends.python.worker.server import ServerProxy
+from sluice.serving.backends.python import frames
+from sluice.serving.backends.python.shared_memory import BatchProgress
+from sluice.serving.backends.python.worker import pb_utils
+from sluice.serving.backends.python.worker.calls import BlsCalls
+from sluice.serving.backends.python.worker.channel import Channel, watch_server
+from sluice.serving.backends.python.worker.executor import Executor, describe_error, import_model
+from sluice.serving.backends.python.worker.pb_utils import Logger
+from sluice.serving.backends.python.worker.server import ServerProxy
 
 MAX_UNSENT_NS = 300_000
 """Responses may wait this long for those of batches that have already arrived, to be sent together."""
@@ -49,7 +49,7 @@ def _install_pb_utils(channel: Channel) -> None:
         sys.modules[name] = pb_utils
 
     def write(level: int, location: str, message: str) -> None:
-        channel.post(frames.LogLine(level, location, message))
+        channel.post(frames.WorkerLogLine(level, location, message))
         channel.flush()
 
     Logger._write = write

@@ -4,17 +4,26 @@ import sys
 from collections.abc import Callable
 from enum import IntEnum
 
-from serving.backends.python.worker.calls import ResponseIterator
-from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_text
-from serving.backends.python.worker.model_config import (
+from sluice.serving.backends.python.worker.calls import ResponseIterator
+from sluice.serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_text
+from sluice.serving.backends.python.worker.model_config import (
     ModelConfig,
     get_input_config_by_name,
     get_output_config_by_name,
     using_decoupled_model_transaction_policy,
 )
-from serving.backends.python.worker.request import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, InferenceTrace
-from serving.backends.python.worker.response import RESPONSE_COMPLETE_FINAL, InferenceResponse, InferenceResponseSender
-from serving.backends.python.worker.server import (
+from sluice.serving.backends.python.worker.request import (
+    RELEASE_ALL,
+    RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceTrace,
+)
+from sluice.serving.backends.python.worker.response import (
+    RESPONSE_COMPLETE_FINAL,
+    InferenceResponse,
+    InferenceResponseSender,
+)
+from sluice.serving.backends.python.worker.server import (
     Metric,
     MetricFamily,
     MetricKind,
@@ -22,7 +31,7 @@ from serving.backends.python.worker.server import (
     load_model,
     unload_model,
 )
-from serving.backends.python.worker.tensor import (
+from sluice.serving.backends.python.worker.tensor import (
     TRITON_STRING_TO_NUMPY,
     deserialize_bytes_tensor,
     numpy_to_triton_type,
@@ -30,7 +39,7 @@ from serving.backends.python.worker.tensor import (
     triton_string_to_numpy,
     triton_to_numpy_type,
 )
-from serving.backends.python.worker.tensor import PbTensor as Tensor
+from sluice.serving.backends.python.worker.tensor import PbTensor as Tensor
 
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_START = 1
 TRITONSERVER_REQUEST_FLAG_SEQUENCE_END = 2

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from serving.backends.python.frames import WireRequest
-from serving.backends.python.worker.calls import BlsCalls, ResponseIterator
-from serving.backends.python.worker.channel import PendingCall
-from serving.backends.python.worker.errors import (
+from sluice.serving.backends.python.frames import WireRequest
+from sluice.serving.backends.python.worker.calls import BlsCalls, ResponseIterator
+from sluice.serving.backends.python.worker.channel import PendingCall
+from sluice.serving.backends.python.worker.errors import (
     INT64,
     UINT32,
     TritonModelException,
@@ -17,8 +17,8 @@ from serving.backends.python.worker.errors import (
     check_parameters,
     check_str,
 )
-from serving.backends.python.worker.response import InferenceResponseSender, Responder
-from serving.backends.python.worker.tensor import PbTensor, check_tensors
+from sluice.serving.backends.python.worker.response import InferenceResponseSender, Responder
+from sluice.serving.backends.python.worker.tensor import PbTensor, check_tensors
 
 _REQUIRED: Any = object()
 RELEASE_ALL = 1

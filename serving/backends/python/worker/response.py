@@ -5,12 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.backends.python.frames import WireResponse
-from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_parameters
-from serving.backends.python.worker.tensor import PbTensor, check_tensors
+from sluice.serving.backends.python.frames import WireResponse
+from sluice.serving.backends.python.worker.errors import (
+    TritonError,
+    TritonErrorCode,
+    TritonModelException,
+    check_parameters,
+)
+from sluice.serving.backends.python.worker.tensor import PbTensor, check_tensors
 
 if TYPE_CHECKING:
-    from serving.backends.python.worker.channel import Channel
+    from sluice.serving.backends.python.worker.channel import Channel
 
 RESPONSE_COMPLETE_FINAL = 1
 

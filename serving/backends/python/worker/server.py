@@ -6,9 +6,9 @@ import weakref
 from enum import Enum
 from typing import Any, ClassVar
 
-from serving.backends.python import frames
-from serving.backends.python.worker.channel import Channel
-from serving.backends.python.worker.errors import TritonModelException, check_str
+from sluice.serving.backends.python import frames
+from sluice.serving.backends.python.worker.channel import Channel
+from sluice.serving.backends.python.worker.errors import TritonModelException, check_str
 
 _FILE_PREFIX = "file:"
 _numbers = itertools.count(1)

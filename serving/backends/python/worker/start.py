@@ -1,7 +1,7 @@
 """Start of a worker process: `PYTHON start.py LAUNCH`, run before anything but the standard library is imported.
 
-The worker's modules are imported as `_sluice.serving...`, and Sluice's packages cannot be found by their own names: a
-model may have an `engine.py` or a package `serving` of its own. Where the interpreter is that of another environment,
+The worker's modules are imported as `_sluice.serving...`, and Sluice's own cannot be found by their name: a model may
+have a `sluice.py` beside it, or a package of this name. Where the interpreter is that of another environment,
 the server's installation provides the packages that the worker needs and the environment lacks, and no others.
 """
 
@@ -17,17 +17,15 @@ from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 
-OWN_PACKAGE = "serving"
-"""The package of the worker's own modules."""
-INSTALLED_PACKAGES = frozenset(("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load", "tuning"))
-"""Packages that an installation of Sluice adds to an environment."""
+OWN_PACKAGE = "sluice"
+"""The package that an installation of Sluice adds to an environment; the worker's own modules are in it."""
 _ALIAS = "_sluice"
-"""The package that holds OWN_PACKAGE in a worker; no module of a model has this name."""
-_ROOT = str(Path(__file__).parents[4])
+"""The name of OWN_PACKAGE in a worker; no module of a model has this name."""
+_FOLDER = str(Path(__file__).parents[4])
 
 
 class _OwnLoader(SourceFileLoader):
-    """Loads a module of the worker, in which `serving` means `_sluice.serving`, also in an import that runs later."""
+    """Loads a module of the worker, in which `sluice` means `_sluice`, also in an import that runs later."""
 
     def exec_module(self, module: ModuleType) -> None:
         module.__dict__["__builtins__"] = _OWN_BUILTINS
@@ -43,7 +41,7 @@ def _import_own(
 ) -> ModuleType:
     if name.partition(".")[0] == OWN_PACKAGE and level == 0:
         assert fromlist, "the worker's modules import each other by `from`"
-        name = f"{_ALIAS}.{name}"
+        name = f"_{name}"
     return __import__(name, globals, locals, fromlist or (), level)
 
 
@@ -64,13 +62,13 @@ class _OwnFinder:
 
 
 class _ModelPathFinder(PathFinder):
-    """Finds what the model imports on `sys.path`, but of Sluice's packages only others of their names."""
+    """Finds what the model imports on `sys.path`, but of packages called `sluice` only the model's own."""
 
     @classmethod
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if path is None and fullname in INSTALLED_PACKAGES:
+        if path is None and fullname == OWN_PACKAGE:
             path = [folder for folder in sys.path if not _has_sluice(folder)]
         return super().find_spec(fullname, path, target)
 
@@ -81,12 +79,12 @@ def _has_sluice(folder: str) -> bool:
         names = os.listdir(folder or ".")
     except OSError:
         return False
-    return any(name.startswith("sluice-") and name.endswith(".dist-info") for name in names) or _is_source(folder)
+    return any(name.startswith("sluice-") and name.endswith(".dist-info") for name in names) or is_source_tree(folder)
 
 
-def _is_source(folder: str) -> bool:
+def is_source_tree(folder: str) -> bool:
     """Return whether the folder is a source tree of Sluice."""
-    own = os.path.join(folder, *Path(__file__).parts[-5:])
+    own = os.path.join(folder, *Path(__file__).parts[-6:])
     return os.path.isfile(own) and os.path.isfile(os.path.join(folder, "pyproject.toml"))
 
 
@@ -104,14 +102,14 @@ class _PackageFinder:
 
 
 def hide_sluice() -> None:
-    """Keep the model's imports from Sluice's packages. Modules that a source tree has beside them are no packages."""
-    sys.path[:] = [folder for folder in sys.path if not _is_source(folder)]
+    """Keep the model's imports from Sluice's package. Modules that a source tree has beside them are no packages."""
+    sys.path[:] = [folder for folder in sys.path if not is_source_tree(folder)]
     sys.meta_path[:] = [_ModelPathFinder if each is PathFinder else each for each in sys.meta_path]
 
 
 def _provide_own(packages: dict[str, str]) -> None:
     own = ModuleType(_ALIAS)
-    own.__path__ = [_ROOT]
+    own.__path__ = [_FOLDER]
     sys.modules[_ALIAS] = own
     sys.meta_path.insert(0, _OwnFinder)
     # These only fill gaps.
@@ -136,7 +134,7 @@ def main(argv: list[str]) -> int:
         environ["PATH"] = os.pathsep.join([launch["bin"], environ.get("PATH", os.defpath)])
     hide_sluice()
     _provide_own(launch["packages"])
-    worker = importlib.import_module(f"{_ALIAS}.{OWN_PACKAGE}.backends.python.worker.main")
+    worker = importlib.import_module(f"{_ALIAS}.serving.backends.python.worker.main")
     code: int = worker.main(launch["socket"], launch["progress"])
     return code
 

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.backends.python.worker.errors import TritonModelException, check_str
-from serving.tensors import byte_strings
-from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType, of_numpy
+from sluice.serving.backends.python.worker.errors import TritonModelException, check_str
+from sluice.serving.tensors import byte_strings
+from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES, DataType, of_numpy
 
 Array = NDArray[Any]
 _TYPES: dict[np.dtype, DataType] = {each.dtype: each for each in DATA_TYPES.values()}

@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.client.process import ProcessEngineClient
-from engine.client.stream import GenerationStream
-from engine.config import EngineConfig, Runtime
-from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenLogprob
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.client.stream import GenerationStream
+from sluice.engine.config import EngineConfig, Runtime
+from sluice.engine.types import FinishReason, GenerateRequest, SamplingParams, TokenLogprob
 from sluice.errors import SluiceError
 from tests.engine.fake_runner import echo_next
 from tests.stand_ins.engines import fork_engines

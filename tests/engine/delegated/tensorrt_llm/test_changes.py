@@ -8,10 +8,10 @@ import psutil
 import pytest
 from packaging.version import Version
 
-from engine.delegated.tensorrt_llm.adapters import MODULE_NAMES, Adapters, LoraRoom
-from engine.delegated.tensorrt_llm.folder import read_folder
-from engine.delegated.tensorrt_llm.sleeping import Sleeper
-from engine.types import FinishReason
+from sluice.engine.delegated.tensorrt_llm.adapters import MODULE_NAMES, Adapters, LoraRoom
+from sluice.engine.delegated.tensorrt_llm.folder import read_folder
+from sluice.engine.delegated.tensorrt_llm.sleeping import Sleeper
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.over_stand_in import StandIn, answer, echo, request, running, tokens
 from tests.stand_ins.model_folders import make_adapter, make_checkpoint, make_compiled_engine

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, FIELDS, SETTINGS
-from engine.delegated.tensorrt_llm.configuration.classes import classes_at
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, load_library
-from engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
-from engine.types import SamplingParams
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, FIELDS, SETTINGS
+from sluice.engine.delegated.tensorrt_llm.configuration.classes import classes_at
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, load_library
+from sluice.engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
+from sluice.engine.types import SamplingParams
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_2, imported
 from tests.engine.delegated.tensorrt_llm.surface import (
     REQUIRED,

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from engine.fleet.client import FleetClient
-from engine.fleet.handover import HandoverOutcome
-from engine.fleet.local import make_engine
-from engine.fleet.splitting import SplitReason
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.handover import HandoverOutcome
+from sluice.engine.fleet.local import make_engine
+from sluice.engine.fleet.splitting import SplitReason
 from tests.engine.delegated.tensorrt_llm.over_stand_in import StandIn, answer, echo, request, tokens
 from tests.waiting import PATIENCE_S, until
 

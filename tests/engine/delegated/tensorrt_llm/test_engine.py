@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.client.process import ProcessEngineClient
-from engine.config import SchedulerPolicy
-from engine.types import FinishReason, Grammar, GrammarKind
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.config import SchedulerPolicy
+from sluice.engine.types import FinishReason, Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
 from tests.engine.delegated.tensorrt_llm.over_stand_in import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.types import Grammar, GrammarKind
+from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.over_stand_in import (
     StandIn,

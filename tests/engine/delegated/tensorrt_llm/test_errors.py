@@ -3,12 +3,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from engine.config import EngineConfig, Task
-from engine.delegated.tensorrt_llm.configuration.encoding import Encoder
-from engine.delegated.tensorrt_llm.llm import load_llm
-from engine.delegated.tensorrt_llm.pooling import EncodeHandle, EncodeQueue
-from engine.delegated.tensorrt_llm.responses import classify
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig, Task
+from sluice.engine.delegated.tensorrt_llm.configuration.encoding import Encoder
+from sluice.engine.delegated.tensorrt_llm.llm import load_llm
+from sluice.engine.delegated.tensorrt_llm.pooling import EncodeHandle, EncodeQueue
+from sluice.engine.delegated.tensorrt_llm.responses import classify
+from sluice.engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.errors import error_of
 

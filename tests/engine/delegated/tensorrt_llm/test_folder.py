@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.delegated.tensorrt_llm.folder import read_folder
-from engine.model_folder import ModelFormat
+from sluice.engine.delegated.tensorrt_llm.folder import read_folder
+from sluice.engine.model_folder import ModelFormat
 from sluice.errors import ErrorCode, SluiceError
 from tests.stand_ins.model_folders import BUILT, EOS, MAX_POSITIONS, VOCAB_SIZE, make_checkpoint, make_compiled_engine
 

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from PIL import Image
 
-from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.folder import read_folder
-from engine.delegated.tensorrt_llm.images import MAX_IMAGES, ImagePrompts
-from engine.delegated.tensorrt_llm.library import load_library
-from engine.delegated.tensorrt_llm.llm import TensorRtLlm, load_llm
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.tensorrt_llm.folder import read_folder
+from sluice.engine.delegated.tensorrt_llm.images import MAX_IMAGES, ImagePrompts
+from sluice.engine.delegated.tensorrt_llm.library import load_library
+from sluice.engine.delegated.tensorrt_llm.llm import TensorRtLlm, load_llm
+from sluice.engine.types import GenerateRequest, SamplingParams
 from sluice.errors import SluiceError
 from tests.stand_ins.model_folders import VOCAB_SIZE, make_seeing_checkpoint
 from tests.waiting import until

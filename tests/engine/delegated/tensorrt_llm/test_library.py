@@ -7,8 +7,8 @@ from types import ModuleType
 import pytest
 from packaging.version import Version
 
-from engine.delegated.tensorrt_llm.library import field_names, is_before, load_library
-from engine.model_folder import ModelFormat
+from sluice.engine.delegated.tensorrt_llm.library import field_names, is_before, load_library
+from sluice.engine.model_folder import ModelFormat
 from sluice.errors import ErrorCode, SluiceError
 
 COMPILED = (ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE)

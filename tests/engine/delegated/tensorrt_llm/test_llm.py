@@ -9,17 +9,17 @@ import psutil
 import pytest
 from packaging.version import Version
 
-from engine.config import EngineConfig
-from engine.delegated.sharing import BlockSharing
-from engine.delegated.tensorrt_llm.blocks import blocks_to_completion
-from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
-from engine.delegated.tensorrt_llm.llm import TensorRtLlm
-from engine.delegated.tensorrt_llm.loaded import worker_loss
-from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
-from engine.model_folder import ModelFormat
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.tensorrt_llm.blocks import blocks_to_completion
+from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
+from sluice.engine.delegated.tensorrt_llm.llm import TensorRtLlm
+from sluice.engine.delegated.tensorrt_llm.loaded import worker_loss
+from sluice.engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.types import GenerateRequest, SamplingParams
 from tests.waiting import until
 
 

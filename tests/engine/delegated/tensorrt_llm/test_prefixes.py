@@ -11,11 +11,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from engine.client.attached import AttachedEngineClient
-from engine.client.process import ProcessEngineClient
-from engine.fleet.client import FleetClient
-from engine.fleet.replica import Replica
-from engine.types import GenerateRequest
+from sluice.engine.client.attached import AttachedEngineClient
+from sluice.engine.client.process import ProcessEngineClient
+from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.replica import Replica
+from sluice.engine.types import GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.over_stand_in import StandIn, request, tokens
 from tests.waiting import until

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.delegated.tensorrt_llm.priority import share_of
-from engine.types import BACKGROUND_PRIORITY
+from sluice.engine.delegated.tensorrt_llm.priority import share_of
+from sluice.engine.types import BACKGROUND_PRIORITY
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.over_stand_in import StandIn, request, running, tokens
 from tests.waiting import until

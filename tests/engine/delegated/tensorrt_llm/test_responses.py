@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, read_prompt_logprobs
-from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenLogprob
+from sluice.engine.delegated.tensorrt_llm.responses import LlmRequestHandle, read_prompt_logprobs
+from sluice.engine.types import FinishReason, GenerateRequest, SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 
 ENDS = (2, 3)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from engine.delegated.tensorrt_llm.samplers import ROWS, Effect, ModelSampler, SamplerKind, is_one_model
-from engine.types import SamplingParams
+from sluice.engine.delegated.tensorrt_llm.samplers import ROWS, Effect, ModelSampler, SamplerKind, is_one_model
+from sluice.engine.types import SamplingParams
 from tests.errors import error_of
 
 

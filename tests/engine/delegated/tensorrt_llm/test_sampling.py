@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.grammars import BACKENDS, grammar_kinds
-from engine.delegated.tensorrt_llm.library import field_names, load_library
-from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
-from engine.delegated.tensorrt_llm.sampling import budget_refusal, sampling_params
-from engine.model_folder import ModelFormat
-from engine.types import GenerateRequest, Grammar, GrammarKind, SamplingParams
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.grammars import BACKENDS, grammar_kinds
+from sluice.engine.delegated.tensorrt_llm.library import field_names, load_library
+from sluice.engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
+from sluice.engine.delegated.tensorrt_llm.sampling import budget_refusal, sampling_params
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.types import GenerateRequest, Grammar, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_4, imported
 from tests.errors import error_of
@@ -111,7 +111,9 @@ def test_a_version_without_a_field_that_is_asked_for_is_not(sample: Sample, monk
 
 
 def forget_field(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("engine.delegated.tensorrt_llm.sampling.field_names", lambda cls: field_names(cls) - {name})
+    monkeypatch.setattr(
+        "sluice.engine.delegated.tensorrt_llm.sampling.field_names", lambda cls: field_names(cls) - {name}
+    )
 
 
 def test_ends_are_the_first_and_the_rest(sample: Sample) -> None:

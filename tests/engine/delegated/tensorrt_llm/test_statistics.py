@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.delegated.tensorrt_llm.statistics import (
+from sluice.engine.delegated.tensorrt_llm.statistics import (
     IterationReader,
     follow,
     read_iteration_stats,
 )
-from engine.statistics import IterationStats
+from sluice.engine.statistics import IterationStats
 from tests.waiting import PATIENCE_S, until
 
 WHOLE: dict[str, Any] = {

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.delegated.interface import ResponseDelta
-from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.two_parts import TwoPartHandle, first_part
-from engine.model_folder import ModelFormat
-from engine.types import FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams
+from sluice.engine.delegated.interface import ResponseDelta
+from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
+from sluice.engine.delegated.tensorrt_llm.two_parts import TwoPartHandle, first_part
+from sluice.engine.model_folder import ModelFormat
+from sluice.engine.types import FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams
 from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
 from tests.engine.delegated.tensorrt_llm.over_stand_in import (
     StandIn,

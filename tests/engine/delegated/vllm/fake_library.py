@@ -6,7 +6,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from engine.delegated.vllm.library import VllmLibrary
+from sluice.engine.delegated.vllm.library import VllmLibrary
 
 
 class Given(SimpleNamespace):

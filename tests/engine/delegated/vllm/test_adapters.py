@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.delegated.vllm.arguments import VllmPlan
-from engine.delegated.vllm.llm import Vllm
-from engine.types import GenerateRequest, SamplingParams
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.vllm.arguments import VllmPlan
+from sluice.engine.delegated.vllm.llm import Vllm
+from sluice.engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.vllm.fake_library import FakeLibrary
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, Speculation, Task
-from engine.delegated.vllm.arguments import check_adapter, plan_vllm
-from engine.delegated.vllm.settings import SETTINGS
+from sluice.engine.config import EngineConfig, Speculation, Task
+from sluice.engine.delegated.vllm.arguments import check_adapter, plan_vllm
+from sluice.engine.delegated.vllm.settings import SETTINGS
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.vllm.fake_library import FakeLibrary
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.delegated.sharing import BlockSharing
-from engine.delegated.vllm.capacity import CacheCapacity, CacheGroup, read_capacity
+from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.vllm.capacity import CacheCapacity, CacheGroup, read_capacity
 
 
 def capacity(*groups: CacheGroup, most: int = 1000, in_flight: int = 64, lookahead: int = 0) -> CacheCapacity:

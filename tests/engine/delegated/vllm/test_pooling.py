@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import Task
-from engine.delegated.interface import ResponseDelta
-from engine.delegated.vllm.pooling import (
+from sluice.engine.config import Task
+from sluice.engine.delegated.interface import ResponseDelta
+from sluice.engine.delegated.vllm.pooling import (
     PooledRequestHandle,
     check_task,
     let_prompts_fit,
     longest_prompt,
     pooling_params,
 )
-from engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams
+from sluice.engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.vllm.fake_library import FakeLibrary
 from tests.engine.delegated.vllm.test_responses import nothing

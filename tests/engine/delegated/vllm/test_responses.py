@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.delegated.interface import ResponseDelta
-from engine.delegated.vllm.responses import VllmRequestHandle, classify
-from engine.delegated.vllm.statistics import StatisticsReader
-from engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams, TokenLogprob
+from sluice.engine.delegated.interface import ResponseDelta
+from sluice.engine.delegated.vllm.responses import VllmRequestHandle, classify
+from sluice.engine.delegated.vllm.statistics import StatisticsReader
+from sluice.engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from engine.delegated.vllm.grammars import lark_of
-from engine.delegated.vllm.sampling import needs_replay, sampling_params
-from engine.types import GenerateRequest, Grammar, GrammarKind, SamplingParams
+from sluice.engine.delegated.vllm.grammars import lark_of
+from sluice.engine.delegated.vllm.sampling import needs_replay, sampling_params
+from sluice.engine.types import GenerateRequest, Grammar, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.vllm.fake_library import FakeLibrary
 

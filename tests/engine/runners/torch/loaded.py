@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
+from sluice.engine.config import EngineConfig
 from tests.engine.runners.family_goldens import FamilyGolden, read_family
 from tests.goldens.checkpoints import write_checkpoint
 
 if find_spec("torch") is None:
     pytest.skip("needs torch: `make test-torch`", allow_module_level=True)
 
-from engine.runners.torch import runner as torch_runner
+from sluice.engine.runners.torch import runner as torch_runner
 
 Loaded = torch_runner.TorchRunner
 load = torch_runner.load_runner

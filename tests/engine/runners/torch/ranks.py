@@ -14,9 +14,9 @@ import torch  # isort: skip - `loaded` skips the module where there is none
 
 import torch.distributed as dist  # isort: skip
 
-from engine.runners.torch.group import RankedRunner, RankGroup, load_runner  # isort: skip
-from engine.runners.torch.parallel import Meeting, Ranks, join  # isort: skip
-from engine.runners.torch.runner import load_runner as load_part  # isort: skip
+from sluice.engine.runners.torch.group import RankedRunner, RankGroup, load_runner  # isort: skip
+from sluice.engine.runners.torch.parallel import Meeting, Ranks, join  # isort: skip
+from sluice.engine.runners.torch.runner import load_runner as load_part  # isort: skip
 
 __all__ = ["RankGroup", "RankedRunner", "check_alone", "family_on", "group_of", "load_runner"]
 

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.torch
 import torch  # noqa: E402 - `loaded` skips this file where torch is missing
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from engine.runners.torch.fp8 import TYPE, Fp8Use, ScaledMatrix, choose_fp8, quantize_rows  # noqa: E402
-from engine.runners.torch.model import open_checkpoint  # noqa: E402
-from engine.runners.torch.weights import Part  # noqa: E402
+from sluice.engine.runners.torch.fp8 import TYPE, Fp8Use, ScaledMatrix, choose_fp8, quantize_rows  # noqa: E402
+from sluice.engine.runners.torch.model import open_checkpoint  # noqa: E402
+from sluice.engine.runners.torch.weights import Part  # noqa: E402
 
 RILL, LLAMA = paths.MODELS / "rill" / "1", checkpoint_path("llama_tiny")
 PROMPT = np.random.default_rng(0).integers(3, 192, 40).tolist()

@@ -5,8 +5,8 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from engine.runners.base import StepBatch
-from engine.runners.torch.frames import Kind, Loaded, pack, pack_step, unpack, unpack_step
+from sluice.engine.runners.base import StepBatch
+from sluice.engine.runners.torch.frames import Loaded, RankTask, pack, pack_step, unpack, unpack_step
 from sluice.errors import ErrorCode, SluiceError
 from tests.errors import error_of
 
@@ -21,7 +21,7 @@ def test_a_step_arrives_as_it_was(sampled: np.ndarray) -> None:
         ints(5, -1, 7, 9), ints(0, 1, 2, 40), ints(0, 40), ints(0, 3, 4), ints(8, 3, 2), ints(0, 1, 3), sampled, 41
     )
     kind, arrays = unpack(pack_step(step))
-    assert kind is Kind.STEP
+    assert kind is RankTask.STEP
     arrived = unpack_step(arrays)
     for field in fields(StepBatch):
         np.testing.assert_array_equal(getattr(arrived, field.name), getattr(step, field.name))
@@ -30,9 +30,9 @@ def test_a_step_arrives_as_it_was(sampled: np.ndarray) -> None:
 
 
 def test_frames_without_arrays_and_with_empty_ones_are_told_apart() -> None:
-    assert unpack(pack(Kind.UNLOAD)) == (Kind.UNLOAD, [])
-    kind, [empty] = unpack(pack(Kind.READ, []))
-    assert (kind, len(empty)) == (Kind.READ, 0)
+    assert unpack(pack(RankTask.UNLOAD)) == (RankTask.UNLOAD, [])
+    kind, [empty] = unpack(pack(RankTask.READ, []))
+    assert (kind, len(empty)) == (RankTask.READ, 0)
 
 
 def test_an_error_of_a_rank_is_raised_as_it_was() -> None:

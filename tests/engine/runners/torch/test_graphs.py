@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.runners.base import StepBatch
+from sluice.engine.runners.base import StepBatch
 from tests.engine.runners.drive import NAN_BYTE, continuations, uniform_batch
 from tests.engine.runners.family_goldens import NAMES
 from tests.engine.runners.torch.loaded import Loaded, config, load, load_family

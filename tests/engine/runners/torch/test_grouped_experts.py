@@ -18,10 +18,10 @@ pytestmark = pytest.mark.torch
 
 import torch  # noqa: E402 - `loaded` skips this file where torch is missing
 
-from engine.models.config.decoder_config import Experts  # noqa: E402
-from engine.models.kernels import Choice, ExpertLinear  # noqa: E402
-from engine.runners.torch.experts import choose_grouped, compute_experts  # noqa: E402
-from engine.runners.torch.weights import DeviceWeights, Part, RandomWeights  # noqa: E402
+from sluice.engine.models.config.decoder_config import Experts  # noqa: E402
+from sluice.engine.models.kernels import Choice, ExpertLinear  # noqa: E402
+from sluice.engine.runners.torch.experts import choose_grouped, compute_experts  # noqa: E402
+from sluice.engine.runners.torch.weights import DeviceWeights, Part, RandomWeights  # noqa: E402
 
 CPU = torch.device("cpu")
 GROUPED: dict[str, Any] = {"runtime_settings": {"grouped_experts": "true"}}

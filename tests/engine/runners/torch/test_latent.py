@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from engine.models.architectures import read_decoder_config
+from sluice.engine.models.architectures import read_decoder_config
 from tests.engine.runners.drive import continuations, prefill, uniform_batch
 from tests.engine.runners.family_goldens import read_family
 from tests.engine.runners.test_adapters import make_adapter, merge
@@ -20,9 +20,9 @@ from tests.goldens.checkpoints import write_checkpoint
 
 import torch  # isort: skip - `loaded` skips the module where there is none
 
-from engine.models.kernels import LatentHeads  # isort: skip
-from engine.runners.torch.cache import PageShape, block_bytes, page_shapes  # isort: skip
-from engine.runners.torch.latent import LatentProjection  # isort: skip
+from sluice.engine.models.kernels import LatentHeads  # isort: skip
+from sluice.engine.runners.torch.cache import PageShape, block_bytes, page_shapes  # isort: skip
+from sluice.engine.runners.torch.latent import LatentProjection  # isort: skip
 
 pytestmark = pytest.mark.torch
 FAMILIES = pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v2_groups", "deepseek_v3"])

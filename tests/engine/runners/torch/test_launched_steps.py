@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.runners.base import Draws, StepBatch
+from sluice.engine.runners.base import Draws, StepBatch
 from tests.engine.runners.drive import NAN_BYTE, uniform_batch
 from tests.engine.runners.torch.loaded import Loaded, load_family
 from tests.engine.scripted_executor import ScriptedExecutor

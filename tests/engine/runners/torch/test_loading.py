@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from engine.config import Task
+from sluice.engine.config import Task
 from sluice.errors import ErrorCode
 from tests.engine.runners.drive import prefill
 from tests.engine.runners.family_goldens import NAMES, read_family
@@ -108,8 +108,8 @@ def test_a_model_of_embeddings_that_sees_later_tokens_is_refused(tmp_path: Path)
 
 def test_random_weights_have_the_shape_of_a_folder_without_any(tmp_path: Path) -> None:
     """Benchmarks measure models of any size by these."""
-    from engine.runners.torch.runner import load_with
-    from engine.runners.torch.weights import RandomWeights
+    from sluice.engine.runners.torch.runner import load_with
+    from sluice.engine.runners.torch.weights import RandomWeights
 
     shutil.copy(LLAMA / "config.json", tmp_path)
     first, same, other = (load_with(config(tmp_path), RandomWeights(seed)) for seed in (1, 1, 2))

@@ -9,16 +9,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.arrays import FloatArray, Rows
-from engine.guidance.matching import FewAllowed, FewForbidden, Mixed, new_bitmask, to_mask
-from engine.runners.base import Edits, Logits, StepBatch, TokenMask
-from engine.sampling.cores import ONE_CORE
-from engine.sampling.edits import collect_edits
-from engine.sampling.host_logits import HostLogits
-from engine.sampling.random_numbers import uniform
-from engine.sampling.sampler import NO_TOKEN, Samples, sample
-from engine.sampling.state import SamplingState
-from engine.types import EventDetail, SamplingParams, TokenLogprob
+from sluice.engine.arrays import FloatArray, Rows
+from sluice.engine.guidance.matching import FewAllowed, FewForbidden, Mixed, new_bitmask, to_mask
+from sluice.engine.runners.base import Edits, Logits, StepBatch, TokenMask
+from sluice.engine.sampling.cores import ONE_CORE
+from sluice.engine.sampling.edits import collect_edits
+from sluice.engine.sampling.host_logits import HostLogits
+from sluice.engine.sampling.random_numbers import uniform
+from sluice.engine.sampling.sampler import NO_TOKEN, Samples, sample
+from sluice.engine.sampling.state import SamplingState
+from sluice.engine.types import EventDetail, SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.sampling.reference import tokens_possible
@@ -30,9 +30,9 @@ if not find_spec("torch"):
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.runners.torch import logits as logits_module
-from engine.runners.torch.draw import Parameters, draw
-from engine.runners.torch.logits import DeviceLogits, wrap_logits
+from sluice.engine.runners.torch import logits as logits_module
+from sluice.engine.runners.torch.draw import Parameters, draw
+from sluice.engine.runners.torch.logits import DeviceLogits, wrap_logits
 
 pytestmark = pytest.mark.torch
 

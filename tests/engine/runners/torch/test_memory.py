@@ -15,9 +15,9 @@ pytestmark = pytest.mark.torch
 
 import torch  # noqa: E402 - `loaded` skips this file where torch is missing
 
-from engine.runners.torch.memory import warm_up_steps  # noqa: E402
-from engine.runners.torch.model import TorchModel  # noqa: E402
-from engine.runners.torch.step import Step  # noqa: E402
+from sluice.engine.runners.torch.memory import warm_up_steps  # noqa: E402
+from sluice.engine.runners.torch.model import TorchModel  # noqa: E402
+from sluice.engine.runners.torch.step import DeviceStep  # noqa: E402
 
 LLAMA = checkpoint_path("llama_tiny")
 LIMITS: dict[str, Any] = {"num_blocks": None, "max_num_batched_tokens": 96, "max_num_seqs": 7}
@@ -34,7 +34,7 @@ class Device:
         self._free, self._per_token = free, per_token
         run: Callable[..., torch.Tensor] = TorchModel.run
 
-        def watched(model: TorchModel, step: Step, *others: Any) -> torch.Tensor:
+        def watched(model: TorchModel, step: DeviceStep, *others: Any) -> torch.Tensor:
             assert step.sampled is not None
             self.steps.append((len(step.token_ids), len(step.sampled)))
             if len(step.token_ids) > most_tokens:

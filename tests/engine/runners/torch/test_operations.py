@@ -9,7 +9,7 @@ if not find_spec("torch"):
 
 import torch
 
-from engine.runners.torch.operations import linear
+from sluice.engine.runners.torch.operations import linear
 
 pytestmark = pytest.mark.torch
 

@@ -24,7 +24,9 @@ LLAMA = checkpoint_path("llama_tiny")
 
 def children() -> set[int]:
     return {
-        each.pid for each in psutil.Process().children() if "engine.runners.torch.worker" in " ".join(each.cmdline())
+        each.pid
+        for each in psutil.Process().children()
+        if "sluice.engine.runners.torch.worker" in " ".join(each.cmdline())
     }
 
 

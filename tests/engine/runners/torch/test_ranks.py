@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import Task
+from sluice.engine.config import Task
 from tests.engine.runners.drive import continuations, prefill
 from tests.engine.runners.family_goldens import NAMES
 from tests.engine.runners.torch.loaded import load_family
@@ -76,7 +76,7 @@ def test_blocks_are_copied_out_of_all_ranks_and_back_in(pair: RankGroup, name: s
 
 def _last_token(runner: Any, prompt: list[int], blocks: list[int]) -> np.ndarray:
     """Return the logits of the last token, whose predecessors' keys and values are in `blocks`."""
-    from engine.runners.base import StepBatch
+    from sluice.engine.runners.base import StepBatch
 
     past = len(prompt) - 1
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 
-from gateway.calls import CallLog
-from gateway.grpc.http2_server import CallServer
-from gateway.grpc.methods import Methods
-from gateway.options.grpc import GrpcOptions
-from gateway.restrictions import Restrictions
+from sluice.gateway.calls import CallLog
+from sluice.gateway.grpc.http2_server import CallServer
+from sluice.gateway.grpc.methods import Methods
+from sluice.gateway.options.grpc import GrpcOptions
+from sluice.gateway.restrictions import Restrictions
 from tests.waiting import PATIENCE_S, until
 
 ECHO, LARGE, HELD, DEAF, STREAM = "/test/Echo", "/test/Large", "/test/Held", "/test/Deaf", "/test/Stream"

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import grpc
 from h2.errors import ErrorCodes as Code
 
-from gateway.options.grpc import GrpcOptions
+from sluice.gateway.options.grpc import GrpcOptions
 from tests.gateway.grpc.http2.calls import DEAF, ECHO, HELD, STREAM, Calls, serving_calls
 from tests.gateway.grpc.http2.client import ACK, DATA, END_STREAM, PING, Client, connected, frame, message
 from tests.waiting import PATIENCE_S, until

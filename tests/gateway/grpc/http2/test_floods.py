@@ -12,8 +12,8 @@ import psutil
 import pytest
 from h2.errors import ErrorCodes as Code
 
-from gateway.grpc.http2 import connection, limits
-from gateway.grpc.http2.frames import ConnectionFault
+from sluice.gateway.grpc.http2 import connection, limits
+from sluice.gateway.grpc.http2.frames import ConnectionFault
 from tests.clock import ManualClock
 from tests.gateway.grpc.http2.calls import DEAF, ECHO, HELD, LARGE, Calls, serving_calls
 from tests.gateway.grpc.http2.client import (

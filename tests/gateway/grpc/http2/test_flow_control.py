@@ -3,7 +3,7 @@
 import pytest
 from h2.errors import ErrorCodes as Code
 
-from gateway.options.grpc import GrpcOptions
+from sluice.gateway.options.grpc import GrpcOptions
 from tests.gateway.grpc.http2.calls import DEAF, ECHO, LARGE, STREAM, Calls, serving_calls
 from tests.gateway.grpc.http2.client import (
     DATA,

@@ -6,7 +6,7 @@ import random
 import pytest
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
-from gateway.grpc.http2.header_blocks import Fields, HeaderReader, write_fields
+from sluice.gateway.grpc.http2.header_blocks import Fields, HeaderReader, write_fields
 from tests.gateway.grpc.http2.calls import serving_calls
 from tests.gateway.grpc.http2.client import connected
 

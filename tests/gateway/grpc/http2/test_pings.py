@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.grpc.http2.frames import ConnectionFault, ErrorCode
-from gateway.grpc.http2.pings import PingRules, Pings
+from sluice.gateway.grpc.http2.frames import ConnectionFault, ErrorCode
+from sluice.gateway.grpc.http2.pings import PingRules, Pings
 
 HOUR_S = 3600.0
 

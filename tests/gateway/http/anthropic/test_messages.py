@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from engine.types import FinishReason, GrammarKind
-from gateway.http.anthropic.messages import parse_conversation, parse_messages_request
-from gateway.http.anthropic.schemas import MessagesRequest
-from gateway.http.parsing import parse_body
-from pipelines.text.types import ChatMessage, Conversation, ImagePart, TemplateOptions, TextEvent, TextRequest
+from sluice.engine.types import FinishReason, GrammarKind
+from sluice.gateway.http.anthropic.messages import parse_conversation, parse_messages_request
+from sluice.gateway.http.anthropic.schemas import MessagesRequest
+from sluice.gateway.http.parsing import parse_body
+from sluice.pipelines.text.types import ChatMessage, Conversation, ImagePart, TemplateOptions, TextEvent, TextRequest
 from tests.gateway.http.live import MODEL, LiveServer
 from tests.waiting import PATIENCE_S
 

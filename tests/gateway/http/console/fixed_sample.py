@@ -3,9 +3,9 @@
 from base64 import b64encode
 from itertools import zip_longest
 
-from engine.frames import RESERVED
-from engine.kv_cache import BlockState
-from gateway.live.sample import (
+from sluice.engine.frames import RESERVED
+from sluice.engine.kv_cache import BlockState
+from sluice.gateway.live.sample import (
     AlertPart,
     BlockMapPart,
     BlocksPart,
@@ -22,8 +22,8 @@ from gateway.live.sample import (
     ThroughputPart,
     VersionPart,
 )
-from gateway.live_requests import LiveRequest
-from gateway.telemetry.log_ring import LogLine
+from sluice.gateway.live_requests import LiveRequest
+from sluice.gateway.telemetry.log_ring import LogLine
 
 NOW = 1_767_225_600.0
 """The first second of 2026, UTC."""
@@ -59,8 +59,10 @@ def _sample(now: float, number: int) -> LiveSample:
         replicas=[],
         alerts=[AlertPart("warn", "queue", "rill", "2 requests wait for a place", "raise --max-num-seqs")],
         warnings=[
-            LogLine(NOW - 30, "WARNING", "engine.kv_tiers.disk", "-", "the KV tier on disk is off", "engine-4712"),
-            LogLine(NOW - 20, "ERROR", "gateway.http.errors", "chatcmpl-000", "the request failed", "worker-1"),
+            LogLine(
+                NOW - 30, "WARNING", "sluice.engine.kv_tiers.disk", "-", "the KV tier on disk is off", "engine-4712"
+            ),
+            LogLine(NOW - 20, "ERROR", "sluice.gateway.http.errors", "chatcmpl-000", "the request failed", "worker-1"),
         ],
     )
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.http.access import find_api_category
-from gateway.http.console.routes import load_files
-from gateway.options.access import AccessOptions
-from gateway.options.config import ServeConfig
-from gateway.options.http import HttpOptions
+from sluice.gateway.http.access import find_api_category
+from sluice.gateway.http.console.routes import load_files
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.http import HttpOptions
 from tests.gateway.http.live import LiveServer, live_server
 from tests.paths import ROOT
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from playwright.sync_api import Route, expect
 
-from gateway.options.access import AccessOptions
-from gateway.options.config import ServeConfig
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.config import ServeConfig
 from tests.gateway.http.console.conftest import Console, OpenConsole
 from tests.gateway.http.live import live_server
 from tests.server_process import ServerProcess

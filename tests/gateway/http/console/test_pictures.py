@@ -29,7 +29,7 @@ FAR = 64
 """Levels of 255 by which a colour differs for a point to count as another one."""
 MOST_SHARE = 0.0005
 """The share of such points from which on a picture is another one. One word that changes has twice as many."""
-_STATIC = files("gateway.http.console") / "static"
+_STATIC = files("sluice.gateway.http.console") / "static"
 _ORIGIN = "http://console.invalid"
 _TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FONTS = ':root { --font: "DejaVu Sans"; --mono: "DejaVu Sans Mono" }'

@@ -7,11 +7,11 @@ from typing import Any
 import ollama
 import pytest
 
-from engine.types import GrammarKind
-from gateway.http.ollama.requests import parse_answer_request
-from gateway.http.ollama.schemas import OllamaChatRequest
-from gateway.http.parsing import parse_body
-from pipelines.text.types import ChatMessage, Conversation, TemplateOptions, TextRequest
+from sluice.engine.types import GrammarKind
+from sluice.gateway.http.ollama.requests import parse_answer_request
+from sluice.gateway.http.ollama.schemas import OllamaChatRequest
+from sluice.gateway.http.parsing import parse_body
+from sluice.pipelines.text.types import ChatMessage, Conversation, TemplateOptions, TextRequest
 from tests.gateway.http.live import MODEL, LiveServer
 from tests.waiting import PATIENCE_S
 

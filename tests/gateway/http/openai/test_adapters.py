@@ -7,9 +7,9 @@ import httpx
 import pytest
 from prometheus_client import generate_latest
 
-from engine.config import EngineConfig
-from gateway.options.config import ServeConfig
-from gateway.options.http import RequestOptions
+from sluice.engine.config import EngineConfig
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.http import RequestOptions
 from tests.engine.capable import CapableEngine
 from tests.gateway.http.live import LiveServer, live_server
 

@@ -10,10 +10,10 @@ import openai
 import pytest
 from openai.types import Batch, FileObject
 
-from engine.config import EngineConfig
-from gateway.batches import worker
-from gateway.options.batches import BatchOptions
-from gateway.options.config import ServeConfig
+from sluice.engine.config import EngineConfig
+from sluice.gateway.batches import worker
+from sluice.gateway.options.batches import BatchOptions
+from sluice.gateway.options.config import ServeConfig
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.waiting import PATIENCE_S, wait_for
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 
-from pipelines.text.types import ChatMessage, Conversation
+from sluice.pipelines.text.types import ChatMessage, Conversation
 from tests.gateway.http.live import LiveServer
 from tests.gateway.http.sse import events_of
 from tests.waiting import PATIENCE_S

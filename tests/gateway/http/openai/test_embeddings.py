@@ -18,8 +18,8 @@ import pytest
 import tokenizers
 import tritonclient.http
 
-from gateway.http.openai.embeddings import MAX_INPUTS
-from pipelines.rag.encoder import TextEncoder
+from sluice.gateway.http.openai.embeddings import MAX_INPUTS
+from sluice.pipelines.rag.encoder import TextEncoder
 from tests.gateway.http.openai.encoders import add_copy, serving_process
 from tests.paths import MODELS
 from tests.pipelines.rag.bundled import copy_models, serving

@@ -5,9 +5,9 @@ from typing import Any
 import openai
 import pytest
 
-from engine.config import EngineConfig, Speculation
-from engine.types import GenerateRequest
-from pipelines.text.model import TextModel
+from sluice.engine.config import EngineConfig, Speculation
+from sluice.engine.types import GenerateRequest
+from sluice.pipelines.text.model import TextModel
 from tests.gateway.http.live import LiveServer, live_server
 from tests.gateway.http.sse import events_of
 

@@ -6,8 +6,8 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.http.openai.reply import completion_logprobs
-from pipelines.text.types import TextLogprob, TokenText
+from sluice.gateway.http.openai.reply import completion_logprobs
+from sluice.pipelines.text.types import TextLogprob, TokenText
 from tests.gateway.http.live import LiveServer
 from tests.gateway.http.sse import events_of
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.json_pieces import INLINE_BYTES
+from sluice.gateway.http.json_pieces import INLINE_BYTES
 from tests.gateway.http.live import LiveServer
 from tests.gateway.http.openai.test_bad_input import CHAT, PATH, TEXT
 

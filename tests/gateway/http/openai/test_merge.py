@@ -4,9 +4,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.http.openai.reply import ReplyOptions
-from gateway.http.openai.routes import _STARTS_PER_TURN, MergedStreams, whole_choices
-from pipelines.text.types import TextEvent
+from sluice.gateway.http.openai.reply import ReplyOptions
+from sluice.gateway.http.openai.routes import _STARTS_PER_TURN, MergedStreams, whole_choices
+from sluice.pipelines.text.types import TextEvent
 
 
 def event(text: str) -> TextEvent:

@@ -1,12 +1,12 @@
 import openai
 import pytest
 
-from gateway.access.control import TENANT_HEADER
-from gateway.http.errors import QUEUE_TIMEOUT_HEADER, TIMEOUT_HEADER
-from gateway.http.openai.schemas import ChatCompletionRequest
-from gateway.http.request import PRIORITY_HEADER
-from gateway.sessions import STICKY_HEADER
-from pipelines.rag import owner_keys
+from sluice.gateway.access.control import TENANT_HEADER
+from sluice.gateway.http.errors import QUEUE_TIMEOUT_HEADER, TIMEOUT_HEADER
+from sluice.gateway.http.openai.schemas import ChatCompletionRequest
+from sluice.gateway.http.request import PRIORITY_HEADER
+from sluice.gateway.sessions import STICKY_HEADER
+from sluice.pipelines.rag import owner_keys
 from tests.gateway.http.live import LiveServer
 
 

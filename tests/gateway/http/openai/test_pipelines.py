@@ -10,15 +10,15 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.llm.model import LlmModel
-from pipelines.rag import owner_keys
-from pipelines.text.citations import Source, cite, encode_source, to_json_objects
-from pipelines.text.text_tensors import encode_messages
-from pipelines.text.types import ChatMessage, Conversation
-from serving.backends.ensemble.backend import EnsembleModel
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.text.citations import Source, cite, encode_source, to_json_objects
+from sluice.pipelines.text.text_tensors import encode_messages
+from sluice.pipelines.text.types import ChatMessage, Conversation
+from sluice.serving.backends.ensemble.backend import EnsembleModel
+from sluice.serving.tensors.tensor import Array
 from tests.gateway.http.live import LiveServer, live_server
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load
 from tests.waiting import PATIENCE_S

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from pipelines.stages.tokenizer_model import TOKEN_INPUTS
+from sluice.pipelines.stages.tokenizer_model import TOKEN_INPUTS
 from tests.gateway.http.openai.encoders import serving_process
 from tests.pipelines.rag.bundled import copy_models, write_config
 from tests.pipelines.rag.retrieval.test_reranker import CODE, TEXTS, cross_encoder

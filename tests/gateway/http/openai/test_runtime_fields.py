@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.types import SamplingParams
+from sluice.engine.types import SamplingParams
 from tests.engine.capable import CapableEngine
 from tests.gateway.http.live import LiveServer, live_server
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from engine.types import GrammarKind
+from sluice.engine.types import GrammarKind
 from tests.gateway.http.live import LiveServer
 from tests.gateway.http.sse import events_of
 from tests.waiting import PATIENCE_S

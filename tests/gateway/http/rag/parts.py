@@ -16,22 +16,22 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from gateway.accounts import make_access
-from gateway.calls import CallLog
-from gateway.http.app import create_app
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from gateway.telemetry.metrics import GatewayMetrics
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import DocumentLibrary, LibrarySettings
-from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import CollectionInfo, Vector, Vectors
-from pipelines.text.model import UNCOUNTED, TextModel, text_model_of
-from pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
-from serving.job import InferJob
-from serving.model import Model
-from serving.spec import build_spec
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.accounts import make_access
+from sluice.gateway.calls import CallLog
+from sluice.gateway.http.app import create_app
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.service import InferenceService
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.pipelines.rag.types import CollectionInfo, Vector, Vectors
+from sluice.pipelines.text.model import UNCOUNTED, TextModel, text_model_of
+from sluice.pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.spec import build_spec
 from tests.gateway.http.portless import Portless, client_of, listen_at, listening
 from tests.gateway.repositories import empty_repository
 from tests.waiting import PATIENCE_S

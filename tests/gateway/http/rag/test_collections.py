@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.rag.owner_keys import HEADER
+from sluice.pipelines.rag.owner_keys import HEADER
 from tests.gateway.http.rag.parts import DIM, RagServer
 
 

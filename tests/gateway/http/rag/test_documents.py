@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.options.config import ServeConfig
-from gateway.options.http import HttpOptions
-from gateway.restrictions import parse_restriction
-from pipelines.rag.types import DocumentFormat, Upload, hash_content
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.http import HttpOptions
+from sluice.gateway.restrictions import parse_restriction
+from sluice.pipelines.rag.types import DocumentFormat, Upload, hash_content
 from tests.gateway.http.portless import connect_to
 from tests.gateway.http.rag.parts import RagServer, rag_server, statuses, text_of
 from tests.waiting import PATIENCE_S, until

@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.types import FinishReason
-from pipelines.rag.owner_keys import HEADER
-from pipelines.text.citations import Citation, EncodingProgress, Source
-from pipelines.text.types import ChatMessage, Conversation, Retrieval, TextDetail, TextEvent
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.owner_keys import HEADER
+from sluice.pipelines.text.citations import Citation, EncodingProgress, Source
+from sluice.pipelines.text.types import ChatMessage, Conversation, Retrieval, TextDetail, TextEvent
 from tests.gateway.http.portless import connect_to
 from tests.gateway.http.rag.parts import RagServer
 from tests.waiting import PATIENCE_S

@@ -12,12 +12,12 @@ import orjson
 import pytest
 from fastapi import Request
 
-from gateway.http.rag.documents import UploadBatch, put_all
-from gateway.http.rag.schemas import MAX_DOCUMENTS
-from gateway.http.rag.uploads import UnreadableUpload, read_uploads
-from gateway.options.http import HttpOptions
-from pipelines.rag.types import DocumentFormat, Upload, hash_content
 from sluice.errors import invalid
+from sluice.gateway.http.rag.documents import UploadBatch, put_all
+from sluice.gateway.http.rag.schemas import MAX_DOCUMENTS
+from sluice.gateway.http.rag.uploads import UnreadableUpload, read_uploads
+from sluice.gateway.options.http import HttpOptions
+from sluice.pipelines.rag.types import DocumentFormat, Upload, hash_content
 from tests.gateway.http.rag.parts import RagServer, statuses, text_of
 
 TEXT = DocumentFormat.TEXT

@@ -2,9 +2,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.config import EngineConfig
-from gateway.options.config import ServeConfig
-from gateway.options.streams import StreamOptions
+from sluice.engine.config import EngineConfig
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.streams import StreamOptions
 from tests.gateway.http.live import LiveServer, live_server
 from tests.paths import RILL_TOKENIZER
 from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, THINKING, write_chat_folder

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.options.config import ServeConfig
-from gateway.options.streams import StreamOptions
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.streams import StreamOptions
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.waiting import PATIENCE_S
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from benchmarks.streaming.cutting import Cuts, CutStream
-from gateway.streams.store import StreamStore
+from sluice.gateway.streams.store import StreamStore
 from tests.gateway.http.live import MODEL, LiveServer
 from tests.gateway.http.openai.test_tools import CALL, TOOLS, say
 from tests.gateway.http.sse import events_of

@@ -11,13 +11,13 @@ import pytest
 from redis.asyncio import Redis
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.streams.run import DetachedRun
-from gateway.options.config import ServeConfig
-from gateway.options.streams import StreamOptions
-from gateway.streams.kept import Pieces
-from gateway.streams.script import PREFIX
-from gateway.streams.shared import SharedStreams
-from gateway.streams.store import StreamLimits, StreamStore
+from sluice.gateway.http.streams.run import DetachedRun
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.streams.kept import Pieces
+from sluice.gateway.streams.script import PREFIX
+from sluice.gateway.streams.shared import SharedStreams
+from sluice.gateway.streams.store import StreamLimits, StreamStore
 from tests.gateway.http.live import LiveServer, live_server
 from tests.gateway.http.streams.test_resumption import REQUESTS, RESUMABLE, texts_of
 from tests.gateway.streams.test_store import HEAD, origin_of

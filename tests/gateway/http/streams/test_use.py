@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.calls import Call
-from gateway.options.config import ServeConfig
-from gateway.options.streams import StreamOptions
+from sluice.gateway.calls import Call
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.streams import StreamOptions
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.paths import DOCS
 from tests.waiting import wait_until

@@ -8,12 +8,12 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse
-from serving.spec import build_spec
-from serving.tensors.datatypes import DATA_TYPES
-from serving.tensors.tensor import Tensor
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import build_spec
+from sluice.serving.tensors.datatypes import DATA_TYPES
+from sluice.serving.tensors.tensor import Tensor
 from tests.gateway.v2.recorded_models import NAMES, RecordedModel
 
 Compute = Callable[[InferRequest], list[Tensor]]

@@ -8,8 +8,8 @@ from functools import cached_property
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.http.v2.app import V2App
-from gateway.options.config import ServeConfig
+from sluice.gateway.http.v2.app import V2App
+from sluice.gateway.options.config import ServeConfig
 from tests.gateway.http.plain_server import asking, serving
 from tests.gateway.v2.small_service import SmallService
 

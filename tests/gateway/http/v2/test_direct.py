@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gateway.calls import CallLog
-from gateway.http.direct import Direct, DirectExchange, GuardedDirect
-from gateway.http.v2.app import V2App
-from gateway.options.config import ServeConfig
-from gateway.v2.trace import TraceSettings
-from gateway.v2.trace_values import TraceSetting
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.calls import CallLog
+from sluice.gateway.http.direct import Direct, DirectExchange, GuardedDirect
+from sluice.gateway.http.v2.app import V2App
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.v2.trace import TraceSettings
+from sluice.gateway.v2.trace_values import TraceSetting
 from tests.gateway.http.plain_server import serving
 from tests.gateway.http.v2.infer_requests import ADD_SUB, IDENTITY, STRINGS, TYPES, one, pair, typed
 from tests.gateway.http.v2.models import all_models, held
@@ -137,7 +137,7 @@ def test_an_unexpected_error_is_logged_once_and_left_to_the_application(
         raise failures.pop()
 
     failures: list[Exception] = [KeyError("third"), ZeroDivisionError("second"), ZeroDivisionError("first")]
-    monkeypatch.setattr("gateway.http.v2.direct.parse_plain_request", fail)
+    monkeypatch.setattr("sluice.gateway.http.v2.direct.parse_plain_request", fail)
     app = Watched(V2App(SmallService(*all_models()), ServeConfig()))
     with serving(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         for _ in range(3):

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from gateway.http.openapi import v2_paths
-from gateway.v2.server import PROTOCOL_VERSION
-from gateway.v2.trace import TraceSettings
-from serving.backend import LoadOverrides
+from sluice.gateway.http.openapi import v2_paths
+from sluice.gateway.v2.server import PROTOCOL_VERSION
+from sluice.gateway.v2.trace import TraceSettings
+from sluice.serving.backend import LoadOverrides
 from tests.gateway.http.v2.infer_requests import IDENTITY, STRINGS, one
 from tests.gateway.http.v2.models import all_models
 from tests.gateway.http.v2.small_server import SmallServer, small_server

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from gateway.options.config import ServeConfig
-from gateway.options.http import HttpOptions
-from serving.job import InferJob
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.options.http import HttpOptions
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse
 from tests.gateway.grpc.parts import EchoModel
 from tests.gateway.http.v2.infer_requests import ADD_SUB, ECHO, IDENTITY, STRINGS, TYPES, one, pair, typed
 from tests.gateway.http.v2.models import all_models

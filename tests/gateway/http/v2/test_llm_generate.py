@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.http.v2.long_document import MAX_TEXT_CHARS
+from sluice.gateway.http.v2.long_document import MAX_TEXT_CHARS
 from tests.gateway.http.live import LiveServer
 from tests.gateway.http.sse import events_of
 

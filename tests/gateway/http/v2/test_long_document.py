@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.v2 import generate_request, long_document
-from gateway.http.v2.json_document import parse
-from gateway.http.v2.long_document import LIMITS, ArrayText, parse_document
-from serving.tensors import byte_strings
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.v2 import generate_request, long_document
+from sluice.gateway.http.v2.json_document import parse
+from sluice.gateway.http.v2.long_document import LIMITS, ArrayText, parse_document
+from sluice.serving.tensors import byte_strings
 from tests.gateway.http.v2.models import identity
 from tests.gateway.http.v2.small_server import small_server
 from tests.gateway.v2.small_service import SmallService

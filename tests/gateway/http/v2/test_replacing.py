@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from serving.model import Model
+from sluice.serving.model import Model
 from tests.gateway.http.v2.models import text_once, text_repeat
 from tests.gateway.http.v2.small_server import small_server
 from tests.gateway.v2.small_service import SmallService

@@ -3,9 +3,9 @@
 import pytest
 from webencodings.labels import LABELS
 
-from pipelines.rag.documents import html, readers
-from pipelines.rag.documents.encodings import find_declaration, find_encoding
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.documents import html, readers
+from sluice.pipelines.rag.documents.encodings import find_declaration, find_encoding
 
 SAMPLES = {
     "utf-8": ("naïve 文字", "utf-8"),

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipelines.rag.documents.formats import detect_format
-from pipelines.rag.documents.parse import ParseLimits, parse_document
-from pipelines.rag.types import DocumentFormat, Heading
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.documents.formats import detect_format
+from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
+from sluice.pipelines.rag.types import DocumentFormat, Heading
 
 TEXT, MARKDOWN, HTML, PDF = DocumentFormat
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipelines.rag.documents import html
-from pipelines.rag.documents.extract import Extract
+from sluice.pipelines.rag.documents import html
+from sluice.pipelines.rag.documents.extract import Extract
 
 
 def read(body: str, head: str = "") -> Extract:

@@ -6,9 +6,9 @@ from typing import Any
 import orjson
 import pytest
 
-from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.types import DocumentFormat, Upload
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.documents.jsonl import JsonLines, is_jsonl
+from sluice.pipelines.rag.types import DocumentFormat, Upload
 
 
 def one(given: Any) -> Upload:

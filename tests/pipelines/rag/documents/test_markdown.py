@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from pipelines.rag.documents import markdown
-from pipelines.rag.documents.extract import MAX_HEADING_CHARS, Extract
+from sluice.pipelines.rag.documents import markdown
+from sluice.pipelines.rag.documents.extract import MAX_HEADING_CHARS, Extract
 
 
 def read(source: str) -> Extract:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.rag.documents import pdf
-from pipelines.rag.documents.extract import Extract
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.documents import pdf
+from sluice.pipelines.rag.documents.extract import Extract
 from tests.pipelines.rag.documents.pdf_writer import ASTRAL, Pdf
 
 ENOUGH = 1_000_000

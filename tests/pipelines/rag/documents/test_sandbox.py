@@ -13,11 +13,11 @@ import psutil
 import pytest
 import uvloop
 
-from pipelines.rag.documents import parse as parsing
-from pipelines.rag.documents.parse import ParseLimits, parse_document
-from pipelines.rag.documents.readers import read_document
-from pipelines.rag.types import DocumentFormat, ParsedDocument
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.documents import parse as parsing
+from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
+from sluice.pipelines.rag.documents.readers import read_document
+from sluice.pipelines.rag.types import DocumentFormat, ParsedDocument
 from tests.pipelines.rag.documents.pdf_writer import Pdf
 from tests.waiting import PATIENCE_S, until
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipelines.rag.documents import readers
-from pipelines.rag.documents.extract import decode_text
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.documents import readers
+from sluice.pipelines.rag.documents.extract import decode_text
 
 
 def test_paragraphs_are_what_blank_lines_part() -> None:

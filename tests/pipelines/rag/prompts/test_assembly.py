@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.rag.prompts.assembly import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.prompts.assembly import (
     Prompt,
     PromptSelection,
     PromptStyle,
@@ -17,12 +18,11 @@ from pipelines.rag.prompts.assembly import (
     drop_last,
     select_contents,
 )
-from pipelines.rag.prompts.templates import TEMPLATES, TemplateName
-from pipelines.rag.prompts.tokens import PromptTokens, TokenizerTokens
-from pipelines.text.citations import Source
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage
-from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.prompts.templates import TEMPLATES, TemplateName
+from sluice.pipelines.rag.prompts.tokens import PromptTokens, TokenizerTokens
+from sluice.pipelines.text.citations import Source
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import ChatMessage
 
 NO_ANSWER = "The sources do not answer this question."
 SENTENCE = "A request that can never fit into the free blocks is refused at once. "

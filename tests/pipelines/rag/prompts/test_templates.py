@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from pipelines.rag.prompts.templates import TEMPLATES, NumberedPassage, TemplateName
-from pipelines.text.citations import Source
+from sluice.pipelines.rag.prompts.templates import TEMPLATES, NumberedPassage, TemplateName
+from sluice.pipelines.text.citations import Source
 
 QUOTE, CITED = TEMPLATES[TemplateName.QUOTE], TEMPLATES[TemplateName.CITED]
 

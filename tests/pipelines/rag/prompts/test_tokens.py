@@ -7,9 +7,9 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from pipelines.rag.prompts.tokens import COMMON_CONTROL_TOKENS, ControlTokens, EstimatedTokens, TokenizerTokens
-from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage
+from sluice.pipelines.rag.prompts.tokens import COMMON_CONTROL_TOKENS, ControlTokens, EstimatedTokens, TokenizerTokens
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import ChatMessage
 
 TURNS = [ChatMessage("user", "What is a sluice for?"), ChatMessage("assistant", "Water."), ChatMessage("user", "And?")]
 

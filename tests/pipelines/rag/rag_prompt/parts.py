@@ -8,12 +8,12 @@ import orjson
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.rag_prompt.backend import RagPromptBackend, RagPromptModel
-from pipelines.text.citations import Source, encode_source
-from serving.backend import BackendContext
-from serving.model import infer_one
-from serving.request import InferRequest, Parameter
-from serving.spec import ModelSource
+from sluice.pipelines.rag.rag_prompt.backend import RagPromptBackend, RagPromptModel
+from sluice.pipelines.text.citations import Source, encode_source
+from sluice.serving.backend import BackendContext
+from sluice.serving.model import infer_one
+from sluice.serving.request import InferRequest, Parameter
+from sluice.serving.spec import ModelSource
 from tests.pipelines.rag.parts import Lookup, texts_tensor
 
 CONFIG = 'name: "rag_prompt" backend: "rag_prompt" max_batch_size: 32 '

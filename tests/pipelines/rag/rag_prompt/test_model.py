@@ -7,15 +7,15 @@ import orjson
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.rag_prompt.backend import RagPromptModel
-from pipelines.rag.rag_prompt.request import derive_salt
-from pipelines.text.citations import EncodingProgress, encode_progress
-from pipelines.text.text_tensors import decode_messages
-from pipelines.text.tokenizer import Tokenizer
-from serving.model import Model, infer_one
-from serving.request import InferRequest
-from serving.spec import ModelSpec
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.rag_prompt.backend import RagPromptModel
+from sluice.pipelines.rag.rag_prompt.request import derive_salt
+from sluice.pipelines.text.citations import EncodingProgress, encode_progress
+from sluice.pipelines.text.text_tensors import decode_messages
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest
+from sluice.serving.spec import ModelSpec
 from tests import paths
 from tests.pipelines.rag.parts import Lookup, parameter, texts_tensor
 from tests.pipelines.rag.rag_prompt.parts import ask, load, request, source

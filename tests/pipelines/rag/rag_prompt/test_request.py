@@ -1,9 +1,9 @@
 import pytest
 
-from pipelines.rag.prompts.assembly import join_system_messages, split_exchanges
-from pipelines.rag.rag_prompt.request import choose_salt, derive_salt, parse_history
-from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.prompts.assembly import join_system_messages, split_exchanges
+from sluice.pipelines.rag.rag_prompt.request import choose_salt, derive_salt, parse_history
+from sluice.pipelines.text.types import ChatMessage
 
 
 def test_history_is_a_json_array_of_messages() -> None:

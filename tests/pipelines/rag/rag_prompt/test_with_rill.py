@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from engine.config import EngineConfig
-from pipelines.llm.configuration import default_llm_config
-from pipelines.llm.model import LlmModel
-from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text
-from pipelines.rag.rag_prompt.backend import RagPromptModel
-from pipelines.text.citations import Source
-from serving.model import infer_one
-from serving.request import InferRequest
+from sluice.engine.config import EngineConfig
+from sluice.pipelines.llm.configuration import default_llm_config
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.rag.rag_prompt.backend import RagPromptModel
+from sluice.pipelines.text.citations import Source
+from sluice.serving.model import infer_one
+from sluice.serving.request import InferRequest
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.paths import MODELS
 from tests.pipelines.rag.parts import Lookup

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipelines.rag.types import Hit, Vector
+from sluice.pipelines.rag.types import Hit, Vector
 
 
 def hit(

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.rag.retrieval.diversity import diversify, drop_duplicates
-from pipelines.rag.types import Hit
+from sluice.pipelines.rag.retrieval.diversity import diversify, drop_duplicates
+from sluice.pipelines.rag.types import Hit
 from tests.pipelines.rag.retrieval.hits import hit, names
 
 TEXT = "A request that can never fit is refused at once, and the client hears of both of its sizes."

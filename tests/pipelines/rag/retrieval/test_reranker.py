@@ -11,10 +11,10 @@ import pytest
 from onnx import ModelProto, TensorProto, helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pipelines.llm.text import LlmText
-from pipelines.rag.retrieval.reranker import LlmReranker, ModelReranker, PairTokenizer
-from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.rag.retrieval.reranker import LlmReranker, ModelReranker, PairTokenizer
+from sluice.serving.model import Model
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.python.parts import Lookup, loaded, write_model
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.rag.retrieval.search import SearchOptions, SearchQuery, add_similarities, fuse_rankings, search
-from pipelines.rag.stores.base import Store
-from pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.retrieval.search import SearchOptions, SearchQuery, add_similarities, fuse_rankings, search
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode
 from tests.pipelines.rag.retrieval.hits import hit, names, near, unit
 
 QUESTION = unit([1, 0])

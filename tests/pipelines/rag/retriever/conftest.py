@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.rag import owner_keys
-from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.retriever import RetrieverModel
-from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import CollectionSpec
+from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.rag.library import DocumentLibrary
+from sluice.pipelines.rag.retriever import RetrieverModel
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.pipelines.rag.types import CollectionSpec
 from tests.pipelines.rag.retriever.parts import DIM, library_of, loaded
 from tests.pipelines.rag.stores.corpus import put
 

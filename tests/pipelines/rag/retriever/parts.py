@@ -10,15 +10,15 @@ import orjson
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import DocumentLibrary, LibrarySettings
-from pipelines.rag.retriever import RetrieverBackend, RetrieverModel
-from pipelines.rag.stores.base import Store
-from serving.backend import BackendContext
-from serving.model import Model, infer_one
-from serving.request import InferRequest, Parameter
-from serving.spec import ModelSource
-from serving.tensors.tensor import Tensor
+from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
+from sluice.pipelines.rag.retriever import RetrieverBackend, RetrieverModel
+from sluice.pipelines.rag.stores.base import Store
+from sluice.serving.backend import BackendContext
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest, Parameter
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.rag.parts import Lookup, texts_tensor
 
 DIM = 4

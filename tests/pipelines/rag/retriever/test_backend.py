@@ -4,11 +4,11 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.retriever import RetrieverBackend
-from serving.backends.registry import BackendRegistry
-from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.library import DocumentLibrary
+from sluice.pipelines.rag.retriever import RetrieverBackend
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.spec import ModelSource
 from tests import paths
 from tests.pipelines.rag.parts import parameter
 from tests.pipelines.rag.retriever.parts import CONFIG, context, load, loaded, source_of

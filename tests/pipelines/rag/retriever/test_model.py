@@ -5,13 +5,13 @@ import numpy as np
 import orjson
 import pytest
 
-from pipelines.rag.library import DocumentLibrary
-from pipelines.rag.retriever import RetrieverModel
-from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec
-from serving.model import infer_one
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.library import DocumentLibrary
+from sluice.pipelines.rag.retriever import RetrieverModel
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec
+from sluice.serving.model import infer_one
+from sluice.serving.request import InferResponse
 from tests.pipelines.rag.parts import parameter
 from tests.pipelines.rag.retriever.conftest import TEXTS
 from tests.pipelines.rag.retriever.parts import CONFIG, DIM, ask, documents, library_of, loaded, request

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.rag.stores.base import Store
-from pipelines.rag.stores.opening import open_store
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.opening import open_store
 
 
 def _new_schema(folder: Path) -> str:

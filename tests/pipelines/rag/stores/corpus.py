@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from pipelines.rag.filters import Condition, Filter, Operator, Scalar
-from pipelines.rag.stores.base import Store
-from pipelines.rag.types import (
+from sluice.pipelines.rag.filters import Condition, Filter, Operator, Scalar
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.types import (
     CandidateHits,
     CandidateQuery,
     CollectionSpec,

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from pipelines.rag.filters import Condition, Filter, Operator, Scalar
-from pipelines.rag.types import DocumentInfo
+from sluice.pipelines.rag.filters import Condition, Filter, Operator, Scalar
+from sluice.pipelines.rag.types import DocumentInfo
 
 T = TypeVar("T", str, float)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
-from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import DocumentChunk
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.pipelines.rag.types import DocumentChunk
 from tests.pipelines.rag.stores.corpus import document_of, unit_vectors
 
 NUM_CHUNKS = 600

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.rag.stores.opening import open_store
-from pipelines.rag.stores.sqlite.store import SqliteStore
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.stores.opening import open_store
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 
 
 @pytest.mark.parametrize("prefix", ["", "sqlite:///"])
@@ -68,5 +68,6 @@ def test_a_postgres_url_is_a_postgres_store(scheme: str) -> None:
 
 
 def test_psycopg_is_imported_for_postgres_only() -> None:
-    code = "import sys, pipelines.rag.library, pipelines.rag.stores.sqlite.store; assert 'psycopg' not in sys.modules"
+    modules = "sluice.pipelines.rag.library, sluice.pipelines.rag.stores.sqlite.store"
+    code = f"import sys, {modules}; assert 'psycopg' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 import uvloop
 
-from pipelines.rag.stores.postgres.store import PostgresStore
-from pipelines.rag.types import CollectionSpec
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.stores.postgres.store import PostgresStore
+from sluice.pipelines.rag.types import CollectionSpec
 from tests.pipelines.rag.stores.corpus import DIM, SPEC, ids, matching, nearest, put, unit_vector
 from tests.pipelines.rag.stores.postgres_fixture import new_schema, shared_server
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pipelines.rag.filters import Operator
-from pipelines.rag.stores.base import Store
-from pipelines.rag.types import CandidateQuery, CollectionSpec, Metadata
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.filters import Operator
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.types import CandidateQuery, CollectionSpec, Metadata
 from tests.pipelines.rag.stores.corpus import (
     DIM,
     SPEC,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipelines.rag.filters import Condition, Filter, Operator
-from pipelines.rag.stores.base import Store
-from pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec, DocumentInfo, Hit, Vector, Vectors
 from sluice.errors import SluiceError
+from sluice.pipelines.rag.filters import Condition, Filter, Operator
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec, DocumentInfo, Hit, Vector, Vectors
 from tests.pipelines.rag.stores.corpus import DIM, document_of, unit_vector, unit_vectors
 from tests.pipelines.rag.stores.filter_model import fulfils
 

@@ -7,13 +7,13 @@ import apsw
 import numpy as np
 import pytest
 
-from pipelines.rag.filters import Condition, Filter, Operator, Scalar
-from pipelines.rag.stores.base import Store
-from pipelines.rag.stores.sqlite.filter_sql import select_documents
-from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import CandidateQuery, DocumentInfo, Metadata
-from pipelines.sqlite.queries import query_rows
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.rag.filters import Condition, Filter, Operator, Scalar
+from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.sqlite.filter_sql import select_documents
+from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
+from sluice.pipelines.rag.types import CandidateQuery, DocumentInfo, Metadata
+from sluice.pipelines.sqlite.queries import query_rows
 from tests.pipelines.rag.stores.corpus import (
     DIM,
     SPEC,
@@ -196,7 +196,7 @@ async def _fulfilling(store: Store, conditions: Sequence[Condition]) -> list[set
     filters = [Filter((condition,)) for condition in conditions]
     if isinstance(store, SqliteStore):
         return await store._connections.read(_select_each, filters)
-    postgres = pytest.importorskip("pipelines.rag.stores.postgres.search")
+    postgres = pytest.importorskip("sluice.pipelines.rag.stores.postgres.search")
     texts, values = zip(*map(postgres.filter_condition, filters), strict=True)
     async with store._pool.session() as session:  # type: ignore[attr-defined]  # of Postgres
         [[table]] = await (await session.execute(_DOCUMENTS)).fetchall()

@@ -8,10 +8,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serving.model import Model, infer_one
-from serving.request import InferRequest
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Array
 from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime.parts import INT64, STRING, graph, load, value
 from tests.waiting import PATIENCE_S

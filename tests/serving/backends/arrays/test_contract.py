@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper
 from openvino import opset13 as ops
 
-from serving.model import Model
-from serving.request import InferResponse
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode
+from sluice.serving.model import Model
+from sluice.serving.request import InferResponse
+from sluice.serving.tensors.tensor import Array
 from tests.serving.backends.builders import check_batching, infer, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts

@@ -12,15 +12,15 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.arrays.backend import ArrayBackend
-from serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
-from serving.instance import HostPolicy, Placement
-from serving.model import Model, infer_one
-from serving.spec import ModelSource
-from serving.tensors.datatypes import DATA_TYPES
-from serving.tensors.tensor import Array
 from sluice.errors import SluiceError
 from sluice.priority import NICENESS
+from sluice.serving.backends.arrays.backend import ArrayBackend
+from sluice.serving.backends.arrays.session import ArrayRun, ArraySession, Signature, TensorSignature
+from sluice.serving.instance import HostPolicy, Placement
+from sluice.serving.model import Model, infer_one
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.datatypes import DATA_TYPES
+from sluice.serving.tensors.tensor import Array
 from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts

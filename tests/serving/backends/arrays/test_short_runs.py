@@ -10,11 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from serving import loop_turn
-from serving.backends.arrays.run_times import HELD_NS, SHORT_NS, RunTimes
-from serving.loop_turn import TURN_NS, LoopTurn, StoppableRun
-from serving.model import Model, infer_one
-from serving.tensors.tensor import Array
+from sluice.serving import loop_turn
+from sluice.serving.backends.arrays.run_times import HELD_NS, SHORT_NS, RunTimes
+from sluice.serving.loop_turn import TURN_NS, LoopTurn, StoppableRun
+from sluice.serving.model import Model, infer_one
+from sluice.serving.tensors.tensor import Array
 from tests.serving.backends.builders import infer, request
 from tests.serving.backends.onnxruntime import parts
 

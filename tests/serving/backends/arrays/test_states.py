@@ -9,9 +9,9 @@ import pytest
 from onnx import helper
 from openvino import opset13 as ops
 
-from serving.model import Model, infer_one
-from serving.request import SequenceFlag
 from sluice.errors import SluiceError
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import SequenceFlag
 from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts

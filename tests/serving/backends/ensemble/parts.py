@@ -7,14 +7,14 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import BackendContext
-from serving.backends.ensemble.backend import EnsembleBackend, EnsembleModel
-from serving.job import InferJob
-from serving.model import Model
-from serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
-from serving.spec import ModelSource, build_spec
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import BackendContext
+from sluice.serving.backends.ensemble.backend import EnsembleBackend, EnsembleModel
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
+from sluice.serving.spec import ModelSource, build_spec
+from sluice.serving.tensors.tensor import Array, Tensor
 
 
 def config_of(text: str) -> ModelConfig:

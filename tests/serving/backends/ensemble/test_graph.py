@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.model import infer_one
-from serving.request import InferRequest
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.model import infer_one
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.backends.ensemble.parts import (
     FunctionModel,
     HeldModel,

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from serving.backends.ensemble.backend import EnsembleModel
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.ensemble.backend import EnsembleModel
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse
 from tests.serving.backends.ensemble.parts import (
     Caller,
     FunctionModel,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from serving.backends.ensemble.backend import EnsembleModel
-from serving.request import InferResponse
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.ensemble.backend import EnsembleModel
+from sluice.serving.request import InferResponse
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.serving.backends.ensemble.parts import (
     Caller,
     FunctionModel,

@@ -9,11 +9,11 @@ from contextvars import ContextVar
 import numpy as np
 import pytest
 
-from serving.backends.ensemble.backend import EnsembleModel
-from serving.model import infer_one
-from serving.request import InferResponse, Parameters, SequenceFlag
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.ensemble.backend import EnsembleModel
+from sluice.serving.model import infer_one
+from sluice.serving.request import InferResponse, Parameters, SequenceFlag
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.recordings import find_span, parents, recorded
 from tests.serving.backends.ensemble.parts import (
     Caller,

@@ -7,12 +7,12 @@ from random import Random
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.ensemble.backend import EnsembleModel
-from serving.job import InferJob
-from serving.model import infer_stream
-from serving.request import InferResponse
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.ensemble.backend import EnsembleModel
+from sluice.serving.job import InferJob
+from sluice.serving.model import infer_stream
+from sluice.serving.request import InferResponse
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.backends.ensemble.parts import (
     Caller,
     FunctionModel,

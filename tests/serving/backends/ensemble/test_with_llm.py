@@ -9,17 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
-from pipelines.llm.configuration import default_llm_config
-from pipelines.llm.model import LlmModel
-from pipelines.llm.text import LlmText
-from pipelines.text.sampling import SamplingDefaults
-from pipelines.text.tokenizer import Tokenizer
-from serving.backends.ensemble.backend import EnsembleModel
-from serving.model import infer_one, infer_stream
-from serving.request import InferRequest
-from serving.tensors.tensor import Array, Tensor
+from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.configuration import default_llm_config
+from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.text.sampling import SamplingDefaults
+from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.serving.backends.ensemble.backend import EnsembleModel
+from sluice.serving.model import infer_one, infer_stream
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config

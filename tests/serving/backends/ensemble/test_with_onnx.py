@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from serving.backends.ensemble.backend import EnsembleModel
-from serving.model import Model, infer_one
+from sluice.serving.backends.ensemble.backend import EnsembleModel
+from sluice.serving.model import Model, infer_one
 from tests.serving.backends.ensemble.parts import Models, config_of, load, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.waiting import PATIENCE_S

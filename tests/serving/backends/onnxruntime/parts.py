@@ -8,10 +8,10 @@ from google.protobuf import text_format
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import BackendContext
-from serving.backends.onnxruntime.backend import OnnxRuntimeBackend
-from serving.model import Model
-from serving.spec import ModelSource
+from sluice.serving.backend import BackendContext
+from sluice.serving.backends.onnxruntime.backend import OnnxRuntimeBackend
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource
 from tests.serving.backends.builders import NoModels
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING

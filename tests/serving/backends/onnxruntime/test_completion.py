@@ -10,9 +10,9 @@ import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 
-from serving.backends.onnxruntime.backend import OnnxRuntimeBackend
-from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.onnxruntime.backend import OnnxRuntimeBackend
+from sluice.serving.model import infer_one
 from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime.parts import (
     FLOAT,

@@ -11,12 +11,12 @@ import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper
 
-from serving.backends.arrays.batch import BatchAssembler
-from serving.backends.onnxruntime.session import OnnxSession
-from serving.model import Model
-from serving.request import InferRequest
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.arrays.batch import BatchAssembler
+from sluice.serving.backends.onnxruntime.session import OnnxSession
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.serving.backends.builders import infer, request
 from tests.serving.backends.onnxruntime.parts import INT64, STRING, graph, load, one_op, value
 

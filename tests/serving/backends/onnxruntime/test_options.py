@@ -8,8 +8,9 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.onnxruntime import options
-from serving.backends.onnxruntime.options import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.onnxruntime import options
+from sluice.serving.backends.onnxruntime.options import (
     build_session_options,
     choose_providers,
     lacks_vnni,
@@ -17,9 +18,8 @@ from serving.backends.onnxruntime.options import (
     parse_gpu_accelerators,
     read_run_entries,
 )
-from serving.instance import Placement
-from serving.model import infer_one
-from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.instance import Placement
+from sluice.serving.model import infer_one
 from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime.parts import load, one_op
 

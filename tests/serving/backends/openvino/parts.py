@@ -9,9 +9,9 @@ from google.protobuf import text_format
 from openvino import opset13 as ops
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.openvino.backend import OpenVinoBackend
-from serving.model import Model
-from serving.spec import ModelSource
+from sluice.serving.backends.openvino.backend import OpenVinoBackend
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource
 from tests.serving.backends.builders import CONTEXT
 
 FLOAT = ov.Type.f32

@@ -7,8 +7,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.openvino.options import OpenVinoOptions, parse_options
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.openvino.options import OpenVinoOptions, parse_options
 from tests.serving.backends.builders import parameters
 from tests.serving.backends.openvino.parts import add_sub, complete, doubled, load, put
 

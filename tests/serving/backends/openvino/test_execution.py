@@ -11,10 +11,10 @@ import pytest
 from google.protobuf import text_format
 from openvino import opset13 as ops
 
-from serving.backends.openvino.model import TensorNames, read_signature
-from serving.backends.openvino.session import OpenVinoSession, convert_error, convert_read_error
-from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.openvino.model import ClientTensorNames, read_signature
+from sluice.serving.backends.openvino.session import OpenVinoSession, convert_error, convert_read_error
+from sluice.serving.model import Model
 from tests.serving.backends.builders import infer, parameters, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino.parts import add_sub, doubled, load, model_of, parameter
@@ -174,7 +174,7 @@ def test_a_run_that_was_stopped_before_it_began_does_not_run() -> None:
     for _ in range(200):  # many seconds for a large `x`: a short run may have ended before it is cancelled
         node = ops.matmul(node, x, False, False)
     model = model_of([x], y=node)
-    session = OpenVinoSession(ov.Core().compile_model(model, "CPU"), read_signature(model, TensorNames()))
+    session = OpenVinoSession(ov.Core().compile_model(model, "CPU"), read_signature(model, ClientTensorNames()))
     run = session.open_run()
     run.stop()
     with pytest.raises(RuntimeError, match="cancel"):

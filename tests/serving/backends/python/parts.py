@@ -11,14 +11,14 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backend import BackendContext
-from serving.backends.python.backend import PythonBackend
-from serving.config.completion import fill_defaults
-from serving.model import Model, infer_one, infer_stream
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import BackendContext
+from sluice.serving.backends.python.backend import PythonBackend
+from sluice.serving.config.completion import fill_defaults
+from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests import paths
 
 REFERENCE_MODELS = paths.DATA / "triton" / "models"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from serving.model import ResponseStream, infer_one
-from serving.statistics import FailureReason
 from sluice.errors import SluiceError
+from sluice.serving.model import ResponseStream, infer_one
+from sluice.serving.statistics import FailureReason
 from tests.serving.backends.python.parts import (
     ARRAY,
     DECOUPLED,

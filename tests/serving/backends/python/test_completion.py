@@ -6,11 +6,11 @@ from textwrap import dedent
 import pytest
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
-from serving.backends.python.backend import PythonBackend
-from serving.backends.python.worker.model_config import ModelConfig as WorkerConfig
-from serving.config.config_json import config_json
-from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.python.backend import PythonBackend
+from sluice.serving.backends.python.worker.model_config import ModelConfig as WorkerConfig
+from sluice.serving.config.config_json import config_json
+from sluice.serving.spec import ModelSource
 from tests.serving.backends.python.parts import (
     REFERENCE_MODELS,
     TEXT,

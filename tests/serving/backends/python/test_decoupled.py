@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from serving.job import InferJob
-from serving.model import Model, ResponseStream, infer_one
-from serving.request import InferResponse
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model, ResponseStream, infer_one
+from sluice.serving.request import InferResponse
 from tests.serving.backends.python.parts import (
     DECOUPLED,
     TEXT,

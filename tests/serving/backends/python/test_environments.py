@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from serving.backends.python.backend import PythonBackend
-from serving.backends.python.environments import EnvironmentCache
-from serving.model import Model
-from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.python.backend import PythonBackend
+from sluice.serving.backends.python.environments import EnvironmentCache
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource
 from tests.serving.backends.python.parts import TEXT, ask, context, loaded, write_model
 from tests.waiting import until
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from serving.instance import HostPolicy
-from serving.model import Model, infer_one
-from serving.request import InferRequest, SequenceFlag
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.instance import HostPolicy
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest, SequenceFlag
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.backends.python.parts import (
     DECOUPLED,
     REFERENCE_MODELS,

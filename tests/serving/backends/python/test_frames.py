@@ -10,20 +10,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from serving.backends.python import shared_memory
-from serving.backends.python.frames import (
+from sluice.serving.backends.python import shared_memory
+from sluice.serving.backends.python.frames import (
     CancelRequests,
     Command,
     ExecuteBatch,
-    FrameReader,
     NewSegments,
     WireRequest,
     WireTensor,
+    WorkerFrameReader,
     encode_frame,
     fd_ancillary,
 )
-from serving.backends.python.shared_memory import MappedSegments, SegmentPool
-from serving.tensors.tensor import Array
+from sluice.serving.backends.python.shared_memory import MappedSegments, SegmentPool
+from sluice.serving.tensors.tensor import Array
 
 decoder = msgspec.msgpack.Decoder(Command)
 
@@ -52,7 +52,7 @@ def test_frames_come_out_as_they_went_in(ends: tuple[socket.socket, socket.socke
     ]
     unsent = b"".join([encode_frame(each) for each in commands])
     far.setblocking(False)
-    reader, step = FrameReader(near), 1
+    reader, step = WorkerFrameReader(near), 1
     received: list[Command] = []
     while len(received) < len(commands):
         try:
@@ -69,7 +69,7 @@ def test_the_end_of_the_stream_is_told(ends: tuple[socket.socket, socket.socket]
     near, far = ends
     far.sendall(encode_frame(CancelRequests([1]))[:3])
     far.close()
-    reader = FrameReader(near)
+    reader = WorkerFrameReader(near)
     assert reader.read()
     assert not list(reader.frames())
     assert not reader.read()
@@ -81,7 +81,7 @@ def test_files_that_nobody_took_are_closed(ends: tuple[socket.socket, socket.soc
     fd = os.memfd_create("test")
     far.sendmsg([b"x"], fd_ancillary([fd]))
     os.close(fd)
-    reader = FrameReader(near)
+    reader = WorkerFrameReader(near)
     reader.read()
     assert len(reader.fds) == 1
     reader.close()

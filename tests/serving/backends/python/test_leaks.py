@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.backends.python import connection
-from serving.backends.python.shared_memory import MAX_FREE_BYTES
-from serving.model import infer_one
 from sluice.errors import SluiceError
+from sluice.serving.backends.python import connection
+from sluice.serving.backends.python.shared_memory import MAX_FREE_BYTES
+from sluice.serving.model import infer_one
 from tests.serving.backends.python.parts import ARRAY, array_request, ask, children, loaded, write_model
 from tests.waiting import until
 

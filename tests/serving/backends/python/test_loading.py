@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from serving.backend import LoadOverrides
-from serving.backends.python.backend import PythonBackend
-from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backend import LoadOverrides
+from sluice.serving.backends.python.backend import PythonBackend
+from sluice.serving.model import Model
 from tests.serving.backends.python.parts import TEXT, Lookup, ask, context, loaded, source_of, write_model
 
 OTHER = """

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.telemetry.custom import CustomMetricRegistry
 from sluice.errors import SluiceError
+from sluice.gateway.telemetry.custom import CustomMetricRegistry
 from tests.serving.backends.python.parts import TEXT, ask, loaded, write_model
 from tests.waiting import until
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from serving.backends.python.backend import PythonBackend
-from serving.backends.python.options import PythonOptions, check_parameters, parse_options
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.python.backend import PythonBackend
+from sluice.serving.backends.python.options import PythonOptions, check_parameters, parse_options
 from tests.serving.backends.python.parts import TEXT, ask, children, context, loaded, source_of, write_model
 
 CODE = """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.backends.python.output import MAX_LINE_BYTES, MAX_LINES
 from sluice.errors import SluiceError
+from sluice.serving.backends.python.output import MAX_LINE_BYTES, MAX_LINES
 from tests.serving.backends.python.parts import ask, loaded, write_model
 from tests.waiting import until
 
@@ -114,7 +114,7 @@ async def test_what_a_lost_process_printed_last_is_logged_before_its_loss(
         logged = lines_of(caplog)
         assert "line 999" in logged
         assert all(any(word in line for line in logged) for word in words), logged
-        records = [each for each in caplog.records if each.name.startswith("serving.backends.python.")]
+        records = [each for each in caplog.records if each.name.startswith("sluice.serving.backends.python.")]
         assert [each.name.rpartition(".")[2] for each in records][-2:] == ["output", "supervisor"]
         assert level == logging.INFO or {each.levelname for each in records} == {"ERROR"}
         await ask(model, "")  # held until the next worker is up

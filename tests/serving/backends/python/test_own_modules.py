@@ -1,18 +1,18 @@
-"""Modules of a model that have the names of Sluice's packages."""
+"""Modules of a model that have the names of Sluice's package, and of folders in it."""
 
 import venv
 from pathlib import Path
 
 import pytest
 
-from serving.backends.python.backend import PythonBackend
-from serving.backends.python.worker.start import INSTALLED_PACKAGES
-from serving.spec import ModelSource
+from sluice.serving.backends.python.backend import PythonBackend
+from sluice.serving.backends.python.worker.start import OWN_PACKAGE
+from sluice.serving.spec import ModelSource
 from tests import paths
 from tests.serving.backends.python.parts import DECOUPLED, ask, context, loaded, stream, write_model
 
-NAMES = sorted(INSTALLED_PACKAGES)
-PACKAGES = ("engine", "gateway", "serving")
+NAMES = ["cli", "engine", "gateway", "load", "pipelines", "serving", "sluice", "tuning"]
+PACKAGES = ("engine", "gateway", "sluice")
 CODE = """
 import importlib.util
 
@@ -46,23 +46,22 @@ def in_environment(source: ModelSource, environment: Path) -> ModelSource:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Path:
-    """An environment with an installation of Sluice of its own, as far as its packages and metadata go."""
+    """An environment with an installation of Sluice of its own, as far as its package and metadata go."""
     folder = tmp_path / "env"
     venv.create(folder, symlinks=True, with_pip=False)
     packages = next((folder / "lib").glob("python*/site-packages"))
     (packages / "sluice-0.0.1.dist-info").mkdir()
     (packages / "only_here.py").write_text("WHO = 'the environment'")
-    for name in NAMES:
-        (packages / name).mkdir()
-        (packages / name / "__init__.py").write_text("WHO = 'Sluice'")
+    (packages / "sluice").mkdir()
+    (packages / "sluice" / "__init__.py").write_text("WHO = 'Sluice'")
     return folder
 
 
-def test_the_packages_of_an_installation_are_known() -> None:
+def test_an_installation_brings_one_package() -> None:
     import tomllib
 
     project = tomllib.loads((paths.ROOT / "pyproject.toml").read_text())
-    assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == INSTALLED_PACKAGES
+    assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == {OWN_PACKAGE}
 
 
 async def test_modules_and_packages_of_these_names_are_the_models(tmp_path: Path) -> None:
@@ -101,20 +100,21 @@ async def test_without_own_ones_there_is_nothing_of_these_names(tmp_path: Path) 
         beside = ["tests", "models", "docs", "benchmarks"]
         found = await ask(model, f"[importlib.util.find_spec(name) for name in {NAMES + beside}]")
         assert found == str([None] * len(NAMES + beside))
-        assert await ask(model, "[name for name in sys.modules if name.startswith('serving')]") == "[]"
+        assert await ask(model, "[name for name in sys.modules if name.startswith(('serving', 'sluice'))]") == "[]"
         assert await ask(model, "importlib.util.find_spec('httpx') is not None") == "True"
 
 
+@pytest.mark.parametrize("own", [["engine", "sluice"], ["serving"]])
 async def test_an_environment_with_sluice_in_it_hides_none_of_them_and_shows_none_of_it(
-    environment: Path, tmp_path: Path
+    own: list[str], environment: Path, tmp_path: Path
 ) -> None:
     source = in_environment(write_model(tmp_path / "model", CODE), environment)
-    own_modules(tmp_path / "model" / "1", *NAMES[::2])
+    own_modules(tmp_path / "model" / "1", *own)
     async with loaded(source) as model:
-        names = [*NAMES[::2], "only_here"]
-        assert await ask(model, WHO.format(names=names)) == str(["1"] * (len(names) - 1) + ["the environment"])
-        found = await ask(model, f"[importlib.util.find_spec(name) for name in {NAMES[1::2]}]")
-        assert found == str([None] * len(NAMES[1::2]))
+        assert await ask(model, WHO.format(names=[*own, "only_here"])) == str(["1"] * len(own) + ["the environment"])
+        others = [name for name in NAMES if name not in own]
+        found = await ask(model, f"[importlib.util.find_spec(name) for name in {others}]")
+        assert found == str([None] * len(others))
 
 
 async def test_processes_that_the_model_starts_find_them_too(tmp_path: Path) -> None:

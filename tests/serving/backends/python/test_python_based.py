@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from serving.backends.python.backend import find_python_based
-from serving.backends.registry import BackendRegistry
-from serving.config.completion import complete_kind
-from serving.config.config_json import parse_config_json
-from serving.model import infer_one
-from serving.spec import ModelSource
 from sluice.errors import SluiceError
+from sluice.serving.backends.python.backend import find_python_based
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.config.completion import complete_kind
+from sluice.serving.config.config_json import parse_config_json
+from sluice.serving.model import infer_one
+from sluice.serving.spec import ModelSource
 from tests.serving.backends.python.parts import context, text_of, text_request
 
 SCRIPT = """

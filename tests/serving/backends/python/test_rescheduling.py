@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from serving.backends.python.backend import PythonInstance, create_instances, create_workers
-from serving.backends.python.batch_queue import WorkerBatchQueue
-from serving.backends.python.environments import WorkerLaunch
-from serving.instance import place_instances
-from serving.job import InferJob
-from serving.model import Model
-from serving.spec import ModelSource, build_spec
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.python.backend import PythonInstance, create_instances, create_workers
+from sluice.serving.backends.python.batch_queue import WorkerBatchQueue
+from sluice.serving.backends.python.environments import WorkerLaunch
+from sluice.serving.instance import place_instances
+from sluice.serving.job import InferJob
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource, build_spec
 from tests.serving.backends.python.parts import DECOUPLED, TEXT, ask, context, loaded, stream, write_model
 
 COUNTDOWN = """

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from serving.model import infer_one
+from sluice.serving.model import infer_one
 from tests.recordings import find_span, parents, recorded
 from tests.serving.backends.python.parts import Lookup, loaded, text_request, write_model
 

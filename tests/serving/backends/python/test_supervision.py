@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from serving.backends.python import supervisor
-from serving.backends.python.backend import create_instances, create_workers, initialize_command
-from serving.backends.python.batch_queue import MAX_WAIT_S, WorkerBatchQueue
-from serving.backends.python.environments import WorkerLaunch
-from serving.backends.python.supervisor import SupervisedWorker
-from serving.batching.scheduled_model import ScheduledModel
-from serving.instance import place_instances
-from serving.model import Model, ResponseStream, infer_one
-from serving.spec import ModelSource
 from sluice import backoff
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.python import supervisor
+from sluice.serving.backends.python.backend import create_instances, create_workers, initialize_command
+from sluice.serving.backends.python.batch_queue import MAX_WAIT_S, WorkerBatchQueue
+from sluice.serving.backends.python.environments import WorkerLaunch
+from sluice.serving.backends.python.supervisor import SupervisedWorker
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.instance import place_instances
+from sluice.serving.model import Model, ResponseStream, infer_one
+from sluice.serving.spec import ModelSource
 from tests import paths
 from tests.serving.backends.python.parts import (
     DECOUPLED,

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from serving.backends.python.worker import pb_utils
-from serving.model import Model, infer_one
-from serving.request import InferRequest
-from serving.tensors.datatypes import DATA_TYPES
-from serving.tensors.tensor import Array, Tensor
+from sluice.serving.backends.python.worker import pb_utils
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest
+from sluice.serving.tensors.datatypes import DATA_TYPES
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.serving.backends.python.parts import ARRAY, DECOUPLED, array_request, ask, loaded, text_request, write_model
 
 ECHO = """
@@ -153,7 +153,7 @@ async def test_what_was_sent_may_be_changed_at_once(tmp_path: Path) -> None:
                         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
                 sender.send(flags=FINAL)
     """
-    from serving.model import infer_stream
+    from sluice.serving.model import infer_stream
 
     config = DECOUPLED.split("input")[0] + ARRAY
     async with loaded(write_model(tmp_path / "reuse", code, config)) as model:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from serving.backends.python.backend import PythonBackend
-from serving.model import Model, infer_one
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.python.backend import PythonBackend
+from sluice.serving.model import Model, infer_one
 from tests.serving.backends.python.parts import (
     TEXT,
     Lookup,

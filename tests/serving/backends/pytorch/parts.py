@@ -5,10 +5,10 @@ from pathlib import Path
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.pytorch.backend import PyTorchBackend
-from serving.config.completion import fill_defaults
-from serving.model import Model
-from serving.spec import ModelSource
+from sluice.serving.backends.pytorch.backend import PyTorchBackend
+from sluice.serving.config.completion import fill_defaults
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource
 from tests.serving.backends.builders import CONTEXT
 
 X_TO_Y = """

@@ -16,11 +16,11 @@ if find_spec("torch") is None:
 import torch
 from torch import nn
 
-from serving.backends.pytorch import torchscript
-from serving.model import Model
-from serving.request import InferRequest, InferResponse, SequenceFlag
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.pytorch import torchscript
+from sluice.serving.model import Model
+from sluice.serving.request import InferRequest, InferResponse, SequenceFlag
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.serving.backends.builders import check_batching, infer, request
 from tests.serving.backends.pytorch.modules import (
     Counter,

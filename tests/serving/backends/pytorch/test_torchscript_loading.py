@@ -13,8 +13,8 @@ if find_spec("torch") is None:
 import torch
 from torch import nn
 
-from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.model import Model
 from tests.serving.backends.builders import infer, request
 from tests.serving.backends.pytorch.modules import Keyed, Layers, Same, Scaled, Shout, SumAndDifference, put
 from tests.serving.backends.pytorch.parts import STRINGS, X_TO_Y, both, load, outputs
@@ -80,7 +80,7 @@ async def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 async def test_the_first_model_chooses_the_number_of_threads(
     tmp_path: Path, loaded: list[Model], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from serving.backends.pytorch.backend import PyTorchBackend
+    from sluice.serving.backends.pytorch.backend import PyTorchBackend
 
     put(tmp_path, Same())
     before, backend = torch.get_num_threads(), PyTorchBackend()

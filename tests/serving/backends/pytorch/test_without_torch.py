@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.pytorch.backend import PyTorchBackend
-from serving.backends.pytorch.options import TorchOptions, ignored_parameters, parse_options
-from serving.backends.pytorch.signature import (
+from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.pytorch.backend import PyTorchBackend
+from sluice.serving.backends.pytorch.options import TorchOptions, ignored_parameters, parse_options
+from sluice.serving.backends.pytorch.signature import (
     match_inputs,
     match_outputs,
     match_paths,
     parse_input_paths,
     parse_output_paths,
 )
-from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.builders import CONTEXT
 from tests.serving.backends.pytorch.parts import load, source_of
 
@@ -44,7 +44,9 @@ def parameters(**given: str) -> ModelConfig:
 
 
 def test_the_backend_imports_no_torch() -> None:
-    code = "import sys, serving.backends.pytorch.backend as b; b.PyTorchBackend(); sys.exit('torch' in sys.modules)"
+    code = (
+        "import sys, sluice.serving.backends.pytorch.backend as b; b.PyTorchBackend(); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -10,12 +10,12 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.tensorflow.backend import TensorFlowBackend
-from serving.backends.tensorflow.saved_model import parse_saved_model, read_saved_model
-from serving.model import Model
-from serving.spec import ModelSource
-from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.tensorflow.backend import TensorFlowBackend
+from sluice.serving.backends.tensorflow.saved_model import parse_saved_model, read_saved_model
+from sluice.serving.model import Model
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.tensor import Array
 from tests import paths
 from tests.serving.backends.builders import CONTEXT, infer, parameters, request
 

@@ -17,7 +17,7 @@ import numpy as np
 import pynvml
 import pytest
 
-from serving.tensors.tensor import Array
+from sluice.serving.tensors.tensor import Array
 
 NUMPY = {"FLOAT": "float32", "HALF": "float16", "INT32": "int32", "INT64": "int64", "BOOL": "bool"}
 

@@ -11,12 +11,12 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.tensorrt.backend import TensorRtBackend
-from serving.model import Model, infer_one
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.backends.tensorrt.backend import TensorRtBackend
+from sluice.serving.model import Model, infer_one
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.tensor import Array, Tensor
 from tests.serving.backends.builders import CONTEXT
 from tests.serving.backends.tensorrt.fakes import Machine, install_driver, write_plan
 from tests.waiting import PATIENCE_S, until

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.batching.rate_limiter import RateLimiter
-from serving.batching.scheduled_model import ScheduledModel
-from serving.batching.sequences.batcher import SequenceBatcher
-from serving.instance import Instance
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse, SequenceFlag
-from serving.spec import ModelSource
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.rate_limiter import RateLimiter
+from sluice.serving.batching.scheduled_model import ScheduledModel
+from sluice.serving.batching.sequences.batcher import SequenceBatcher
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse, SequenceFlag
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.backends.onnxruntime.parts import context
 from tests.serving.batching.parts import HeldInstance, config_of
 

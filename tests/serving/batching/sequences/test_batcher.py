@@ -4,11 +4,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from serving.instance import Instance
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.batching.parts import HeldInstance, Script, model_of, turns
 from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, control, sequences
 from tests.waiting import until

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from serving.instance import Instance
-from serving.job import InferJob
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.instance import Instance
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse
 from tests.serving.batching.sequences.parts import END, NONE, START, Clients, sequences
 from tests.waiting import until
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from serving.batching.rate_limiter import RateLimiter
-from serving.batching.sequences.direct import SlotPolicy
-from serving.config.validation import check_structure
-from serving.instance import Instance, Placement, Resource
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
+from sluice.serving.batching.rate_limiter import RateLimiter
+from sluice.serving.batching.sequences.direct import SlotPolicy
+from sluice.serving.config.validation import check_structure
+from sluice.serving.instance import Instance, Placement, Resource
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.batching.parts import HeldInstance, config_of, turns
 from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, Computed, control, sequences
 from tests.waiting import until

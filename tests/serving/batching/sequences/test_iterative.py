@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from serving.job import InferJob
-from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferResponse
 from tests.serving.batching.parts import HeldInstance, turns
 from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, Computed, control, sequences
 from tests.waiting import until

@@ -2,8 +2,8 @@
 
 import pytest
 
-from serving.job import InferJob
 from sluice.errors import ErrorCode
+from sluice.serving.job import InferJob
 from tests.serving.batching.parts import Script, turns
 from tests.serving.batching.sequences.parts import END, START, Clients, Process, control, sequences
 from tests.waiting import until

@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import helper
 
-from serving.model import Model, infer_one, infer_stream
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode
-from serving.request import InferRequest, SequenceFlag
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.request import InferRequest, SequenceFlag
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.python import parts as python_parts
 from tests.serving.batching.sequences.parts import END, NONE, START

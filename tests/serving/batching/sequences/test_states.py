@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.batching.sequences.inputs import read_initial_states
-from serving.job import InferJob
-from serving.request import InferRequest, InferResponse
-from serving.spec import ModelSource
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
+from sluice.serving.batching.sequences.inputs import read_initial_states
+from sluice.serving.job import InferJob
+from sluice.serving.request import InferRequest, InferResponse
+from sluice.serving.spec import ModelSource
+from sluice.serving.tensors.tensor import Tensor
 from tests.serving.batching.parts import config_of
 from tests.serving.batching.sequences.parts import CONFIG, CONTROLS, END, NONE, START, Clients, Computed, control
 from tests.waiting import until

@@ -5,8 +5,8 @@ from typing import Any
 
 from moto.server import ThreadedMotoServer
 
-from serving.repository.repository import ModelRepository
-from serving.repository.settings import ControlMode, RepositorySettings
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.settings import ControlMode, RepositorySettings
 from tests.serving.repository.parts import CONFIG, Bench
 
 ALL_VERSIONS = CONFIG + "version_policy { all {} }"

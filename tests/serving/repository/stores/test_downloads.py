@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.repository.failures import StoreFailure
-from serving.repository.stores.mirror import DownloadProgress, Downloads, Transfer
+from sluice.serving.repository.failures import StoreFailure
+from sluice.serving.repository.stores.mirror import Download, DownloadProgress, Downloads
 from tests.serving.repository.stores.parts import Bucket, HookedFilesystem
 from tests.waiting import PATIENCE_S
 
@@ -34,10 +34,10 @@ def test_a_small_model_tells_nothing() -> None:
     assert notes == []
 
 
-def transfers(bucket: Bucket, folder: Path, num: int) -> list[Transfer]:
+def transfers(bucket: Bucket, folder: Path, num: int) -> list[Download]:
     for index in range(num):
         bucket.put(f"m/{index}", "x" * index)
-    return [Transfer(f"{bucket.path}/m/{index}", index, folder / str(index)) for index in range(num)]
+    return [Download(f"{bucket.path}/m/{index}", index, folder / str(index)) for index in range(num)]
 
 
 def test_objects_come_side_by_side(memory: Bucket, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_what_is_whole_when_one_fails(memory: Bucket, tmp_path: Path) -> None:
 def test_an_object_of_another_size_is_not_whole(memory: Bucket, tmp_path: Path, size: int) -> None:
     memory.put("m/a", "abc")
     downloads = Downloads(memory.filesystem)
-    whole, error = downloads.run("m", [Transfer(f"{memory.path}/m/a", size, tmp_path / "a")])
+    whole, error = downloads.run("m", [Download(f"{memory.path}/m/a", size, tmp_path / "a")])
     assert whole == []
     assert "has 3 bytes and was listed with" in str(error)
     downloads.close()
@@ -87,7 +87,7 @@ def test_the_end_of_the_server_ends_a_download(memory: Bucket, tmp_path: Path) -
     downloads = Downloads(filesystem)
     filesystem.before_get = lambda path: downloads.stop()
     memory.put("m/a", "abc")
-    _, error = downloads.run("m", [Transfer(f"{memory.path}/m/a", 3, tmp_path / "a")])
+    _, error = downloads.run("m", [Download(f"{memory.path}/m/a", 3, tmp_path / "a")])
     assert isinstance(error, StoreFailure)
     with pytest.raises(StoreFailure, match="shutting down"):
         downloads.rest(60)

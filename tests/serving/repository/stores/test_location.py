@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.repository.stores.location import local_path, store_location
+from sluice.serving.repository.stores.location import local_path, store_location
 
 
 @pytest.mark.parametrize("text", ["/models", "models", "./s3", "C:/models", "file:///models", "a:b/c", "s3:/bucket"])

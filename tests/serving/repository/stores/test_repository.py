@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from fsspec.registry import _registry
 
-from serving.repository.managed_model import ModelState
-from serving.repository.repository import ModelRepository
-from serving.repository.roots import Roots
-from serving.repository.settings import ControlMode
-from serving.repository.stores.listing import StoreListing
 from sluice.errors import ErrorCode
+from sluice.serving.repository.managed_model import ModelState
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.repository.roots import Roots
+from sluice.serving.repository.settings import ControlMode
+from sluice.serving.repository.stores.listing import StoreListing
 from tests.serving.repository.parts import READY, ask, ensemble_config, failure, rows, write_model
 from tests.serving.repository.stores.parts import ALL_VERSIONS, Bucket, HookedFilesystem, S3Server, StoreBench, stamps
 from tests.waiting import PATIENCE_S, until

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
-from engine.delegated.tensorrt_llm.folder import read_folder
-from engine.delegated.tensorrt_llm.library import load_library
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
+from sluice.engine.delegated.tensorrt_llm.folder import read_folder
+from sluice.engine.delegated.tensorrt_llm.library import load_library
 from tests.engine.delegated.tensorrt_llm.flavours import imported
 
 Plan = Callable[..., LlmPlan]

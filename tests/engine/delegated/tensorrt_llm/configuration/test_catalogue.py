@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.configuration.arguments import DIRECT
-from engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, ENGINES, FIELDS, SETTINGS, VERSIONS
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.tensorrt_llm.configuration.arguments import DIRECT
+from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, ENGINES, FIELDS, SETTINGS, VERSIONS
 from sluice.errors import ErrorCode, SluiceError
 
 ELSEWHERE = """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import Speculation
+from sluice.engine.config import Speculation
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.configuration.conftest import Plan
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_2, ONLY_1_3

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import Speculation, Task
-from engine.delegated.tensorrt_llm.configuration.encoding import Encoder, find_encoder
+from sluice.engine.config import Speculation, Task
+from sluice.engine.delegated.tensorrt_llm.configuration.encoding import Encoder, find_encoder
 from sluice.errors import SluiceError
 from tests.engine.delegated.tensorrt_llm.configuration.conftest import Plan
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_2, ONLY_1_4

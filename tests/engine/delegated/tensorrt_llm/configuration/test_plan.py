@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineRole, Listening, SchedulerPolicy, Speculation
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
-from engine.delegated.tensorrt_llm.samplers import SamplerKind
+from sluice.engine.config import EngineRole, Listening, SchedulerPolicy, Speculation
+from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
+from sluice.engine.delegated.tensorrt_llm.samplers import SamplerKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.configuration.conftest import Plan
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_2, ONLY_1_3, ONLY_1_4

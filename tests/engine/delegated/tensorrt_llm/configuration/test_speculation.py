@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, Runtime, Speculation
-from pipelines.llm.parameters import apply_parameters
+from sluice.engine.config import EngineConfig, Runtime, Speculation
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.llm.parameters import apply_parameters
 from tests.engine.delegated.tensorrt_llm.configuration.conftest import Plan
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_4
 

@@ -9,13 +9,13 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.runners.torch import fp8
-from engine.runners.torch.triton import attention, elementwise, quantize, sampling
-from engine.sampling.cores import ONE_CORE
-from engine.sampling.draw import draw
-from engine.sampling.draws import collect_draws
-from engine.sampling.state import SamplingState
-from engine.types import SamplingParams
+from sluice.engine.runners.torch import fp8
+from sluice.engine.runners.torch.triton import attention, elementwise, quantize, sampling
+from sluice.engine.sampling.cores import ONE_CORE
+from sluice.engine.sampling.draw import draw
+from sluice.engine.sampling.draws import collect_draws
+from sluice.engine.sampling.state import SamplingState
+from sluice.engine.types import SamplingParams
 from tests.engine.runners.torch.triton.cases import CASES, LARGE_CASES, LARGE_NAMES, NAMES, SPLITS, Case
 from tests.engine.runners.torch.triton.pages import BLOCK, Pages, attended
 from tests.engine.runners.torch.triton.worker import Answer, serve

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from engine.runners.torch.triton import attention, elementwise, quantize, sampling, tiles
+from sluice.engine.runners.torch.triton import attention, elementwise, quantize, sampling, tiles
 from tests.engine.runners.torch.triton.cases import Case
 from tests.engine.runners.torch.triton.worker import Answer, serve
 

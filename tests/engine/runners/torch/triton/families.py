@@ -11,11 +11,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from engine.runners.torch import model
-from engine.runners.torch.cuda_kernels import CudaKernels
-from engine.runners.torch.kernels import TorchKernels
-from engine.runners.torch.runner import TorchRunner
-from engine.runners.torch.triton import elementwise
+from sluice.engine.runners.torch import model
+from sluice.engine.runners.torch.cuda_kernels import CudaKernels
+from sluice.engine.runners.torch.kernels import TorchKernels
+from sluice.engine.runners.torch.runner import TorchRunner
+from sluice.engine.runners.torch.triton import elementwise
 from tests.engine.runners.drive import Prompt, _Sequence, make_batch
 from tests.engine.runners.torch.loaded import load_family
 from tests.engine.runners.torch.triton.worker import Answer, serve

@@ -9,9 +9,9 @@ if find_spec("torch") is None or find_spec("triton") is None:
 
 import torch
 
-from engine.runners.torch.memory import warm_up_steps
-from engine.runners.torch.step import BLOCK_SIZE
-from engine.runners.torch.triton.tiles import Sizes, Tiles, decode_tiles, prefill_tiles
+from sluice.engine.runners.torch.memory import warm_up_steps
+from sluice.engine.runners.torch.step import BLOCK_SIZE
+from sluice.engine.runners.torch.triton.tiles import Sizes, Tiles, decode_tiles, prefill_tiles
 from tests.engine.runners.torch.triton.cases import LARGE_CASES
 
 pytestmark = pytest.mark.torch

@@ -8,11 +8,11 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from engine.types import FinishReason, GrammarKind
-from gateway.http.openai.responses.create import parse_request
-from gateway.http.openai.responses.schemas import CreateResponseRequest
-from gateway.http.parsing import parse_body
-from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest
+from sluice.engine.types import FinishReason, GrammarKind
+from sluice.gateway.http.openai.responses.create import parse_request
+from sluice.gateway.http.openai.responses.schemas import CreateResponseRequest
+from sluice.gateway.http.parsing import parse_body
+from sluice.pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest
 from tests.gateway.http.live import MODEL, LiveServer
 
 PATH = "/v1/responses"

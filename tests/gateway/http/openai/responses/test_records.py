@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.types import FinishReason
-from gateway.http.openai.responses.archive import LEASE_S, Archive, StoredConversation
-from gateway.http.openai.responses.background import BackgroundRuns
-from gateway.http.openai.responses.create import PromptItems
-from gateway.http.openai.responses.generate import ResponseTurn, generate_and_keep
-from gateway.http.openai.responses.items import ItemIds
-from gateway.http.openai.responses.records import ABSENT, RecordKey, RecordStore, SqliteRecords, StoreLimits
-from gateway.http.openai.responses.redis_records import RedisRecords
-from gateway.http.openai.responses.reply import ResponseReply
-from pipelines.text.types import TextEvent
+from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.http.openai.responses.archive import LEASE_S, Archive, StoredConversation
+from sluice.gateway.http.openai.responses.background import BackgroundRuns
+from sluice.gateway.http.openai.responses.create import PromptItems
+from sluice.gateway.http.openai.responses.generate import ResponseTurn, generate_and_keep
+from sluice.gateway.http.openai.responses.items import ItemIds
+from sluice.gateway.http.openai.responses.records import ABSENT, RecordKey, RecordStore, SqliteRecords, StoreLimits
+from sluice.gateway.http.openai.responses.redis_records import RedisRecords
+from sluice.gateway.http.openai.responses.reply import ResponseReply
+from sluice.pipelines.text.types import TextEvent
 from tests.clock import ManualClock
 from tests.serving.caching.parts import RedisServer
 

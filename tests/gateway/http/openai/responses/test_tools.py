@@ -7,9 +7,17 @@ from typing import Any
 import openai
 import pytest
 
-from engine.types import FinishReason
-from pipelines.chat.registry import find_formats
-from pipelines.text.types import ChatMessage, Conversation, TextDetail, TextEvent, TextRequest, ToolCall, ToolChoice
+from sluice.engine.types import FinishReason
+from sluice.pipelines.chat.registry import find_formats
+from sluice.pipelines.text.types import (
+    ChatMessage,
+    Conversation,
+    TextDetail,
+    TextEvent,
+    TextRequest,
+    ToolCall,
+    ToolChoice,
+)
 from tests.gateway.http.live import MODEL, LiveServer
 from tests.gateway.http.openai.responses.test_create import PATH, events_of
 from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, THINKING

@@ -1,0 +1,1 @@
+"""The record of a call: its events, which exporters read."""
