@@ -1,5 +1,6 @@
 """Errors that clients may see, independent of any protocol."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -22,6 +23,8 @@ class ErrorCode(StrEnum):
     UNKNOWN = "unknown"
 
 
+_MARK = "\x1f"
+"""Stands around the name of a request field in `SluiceError.template`."""
 CANNOT_SERVE = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED, ErrorCode.DEADLINE})
 """Codes of failures that are not the request's fault: the same request may succeed later."""
 
@@ -29,8 +32,10 @@ CANNOT_SERVE = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.OVERLOADED, ErrorCode
 class SluiceError(Exception):
     """A failure whose `message` is written for the client.
 
-    `param` names the request field at fault, if there is one. `retry_after_s` is the number of seconds after which a
-    retry makes sense, if known. `openai_code` is OpenAI's word for it where that says more than ours.
+    `param` names the request field at fault, if there is one. `template` is the message with marks around the fields
+    that it names (see `named`): there and in `param` a protocol puts its own names. `retry_after_s` is the number of
+    seconds after which a retry makes sense, if known. `openai_code` is OpenAI's word for it where that says more than
+    ours.
     """
 
     def __init__(
@@ -42,9 +47,9 @@ class SluiceError(Exception):
         retry_after_s: float | None = None,
         openai_code: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message.replace(_MARK, ""))
         self.code = code
-        self.message = message
+        self.template = message
         self.param = param
         self.retry_after_s = retry_after_s
         self.openai_code = openai_code
@@ -57,14 +62,31 @@ class SluiceError(Exception):
         self.predicted_wait_s: float | None = None
         """The predicted wait, where the request was refused for it alone: it would be longer than the client allows."""
 
+    @property
+    def message(self) -> str:
+        return self.template.replace(_MARK, "")
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Name fields as the client does: `names` maps their names to its own."""
+        if self.param is not None:
+            self.param = names.get(self.param, self.param)
+        for name, own in names.items():
+            self.template = self.template.replace(named(name), named(own))
+
+    def describe(self, field: str, words: str) -> None:
+        """Put `words` where the message names `field`."""
+        self.template = self.template.replace(named(field), words)
+
     def reworded(self, message: str) -> "SluiceError":
         """Return the same error with another message."""
-        error = SluiceError(
-            self.code, message, param=self.param, retry_after_s=self.retry_after_s, openai_code=self.openai_code
-        )
-        error.exceeds_context, error.is_senders_limit = self.exceeds_context, self.is_senders_limit
-        error.predicted_wait_s = self.predicted_wait_s
+        error = SluiceError(self.code, message)
+        error.__dict__.update(self.__dict__, template=message, is_logged=False)
         return error
+
+
+def named(field: str) -> str:
+    """Return the name of a request field for an error's message, marked so that a protocol can put its own there."""
+    return f"{_MARK}{field}{_MARK}"
 
 
 def invalid(param: str, message: str) -> SluiceError:
