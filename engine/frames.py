@@ -295,7 +295,9 @@ Report = Ready | LoadFailed | ProbeTurn | StepFrame | PrefixChanges | EngineView
 
 def request_failed(stream_id: int, error: SluiceError) -> RequestFailed:
     """Make the event that ends a stream with `error`."""
-    return RequestFailed(stream_id, error.code, error.message, error.param, error.retry_after_s, error.predicted_wait_s)
+    return RequestFailed(
+        stream_id, error.code, error.template, error.param, error.retry_after_s, error.predicted_wait_s
+    )
 
 
 def hand_back_cancelled(frame: StepFrame) -> StepFrame:

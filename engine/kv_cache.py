@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import IntEnum
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from sluice.engine.types import EngineInfo
 MAX_CHANGES = 1 << 16
 """Most changes of the prefix index that are kept between two frames."""
 H = TypeVar("H", bound=Sequence)
+OnStored = Callable[[Sequence, int, list[BlockHash]], None]
+"""Called with a sequence, a position and hashes: its blocks from there to the end of the hashes entered the index."""
 
 
 class BlockState(IntEnum):
@@ -29,15 +31,6 @@ class BlockState(IntEnum):
     """Held by several sequences."""
 
 
-class BlockObserver(Protocol):
-    """Hears what enters and leaves the prefix index, with the tokens."""
-
-    def on_stored(self, sequence: Sequence, position: int, hashes: list[BlockHash]) -> None:
-        """The blocks of `sequence` from `position` to the end of `hashes` entered the index."""
-
-    def on_removed(self, block_hash: BlockHash) -> None: ...
-
-
 class KvCacheManager:
     """Hands blocks to sequences and finds cached prefixes. Used by the engine thread alone."""
 
@@ -46,13 +39,13 @@ class KvCacheManager:
         self._block_size = info.block_size
         self._is_prefix_caching = is_prefix_caching
         self.pool = BlockPool(info.num_blocks, records_reclaimed=has_tiers)
-        self._observer: BlockObserver | None = None
+        self._on_stored: OnStored | None = None
         self.tables = BlockTables(info.max_num_seqs, blocks_for(info.max_model_len, info.block_size))
 
-    def observe(self, observer: BlockObserver) -> None:
-        """Tell `observer` from now on what enters and leaves the index."""
-        self._observer = observer
-        self.pool.on_removed = observer.on_removed
+    def observe(self, on_stored: OnStored, on_removed: Callable[[BlockHash], None]) -> None:
+        """Call these from now on with what enters and leaves the index."""
+        self._on_stored = on_stored
+        self.pool.on_removed = on_removed
 
     def candidates(self, waiting: Iterable[H], running: Collection[Sequence]) -> Iterator[AdmissionCandidate[H]]:
         """Yield each of `waiting` with the cached blocks it can share, looked up when it is requested. The caller must
@@ -131,9 +124,9 @@ class KvCacheManager:
             hashes, blocks = sequence.block_hashes(num_full), self.tables.blocks(sequence.table_row)
             first = sequence.num_indexed_blocks
             stored = [n for n in range(first, num_full) if self.pool.index(blocks[n], hashes[n])]
-            if self._observer is not None:
+            if self._on_stored is not None:
                 for begin, end in _runs(stored):
-                    self._observer.on_stored(sequence, begin, hashes[:end])
+                    self._on_stored(sequence, begin, hashes[:end])
             sequence.num_indexed_blocks = num_full
 
     def release(self, sequence: Sequence) -> None:

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Any
 
 from sluice.engine.types import SamplingParams
-from sluice.errors import invalid
+from sluice.errors import invalid, named
 
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
@@ -122,15 +122,15 @@ class SamplingField:
             return
         if isinstance(value, Mapping) and all(map(self.allowed.__contains__, value.values())):
             return  # at once: there may be one for each token of the vocabulary
-        for label, number in self._numbers(value):
+        for place, number in self._numbers(value):
             if number not in self.allowed:
-                raise invalid(self.name, f"{label} must be {self.allowed.text}, got {number}")
+                raise invalid(self.name, f"{named(self.name)}{place} must be {self.allowed.text}, got {number}")
 
     def _numbers(self, value: Any) -> Iterable[tuple[str, float]]:
-        """Return the numbers in a value, each with its name in messages."""
+        """Return the numbers in a value, each with its place in messages."""
         if isinstance(value, Mapping):
-            return ((f"{self.name} of token {token_id}", bias) for token_id, bias in value.items())
-        return ((self.name, each) for each in (value if isinstance(value, tuple) else (value,)))
+            return ((f" of token {token_id}", bias) for token_id, bias in value.items())
+        return (("", each) for each in (value if isinstance(value, tuple) else (value,)))
 
     def is_neutral(self, value: Any, supported: Collection[str]) -> bool:
         """Return whether a value of an optional field changes nothing where the runtime's are `supported`."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from sluice.engine.arrays import IntArray
 from sluice.engine.blocks import BlockHash, HashChain, PromptOrigin, blocks_for, worst_case_blocks
+from sluice.engine.queued import QueuedSequence
 from sluice.engine.sampling.state import Constraint, SamplingState, is_simple
 from sluice.engine.types import EngineInfo, FinishReason, GenerateRequest, SequenceTiming, TokenLogprob
 
@@ -46,7 +47,7 @@ class TimingMarks:
         return SequenceTiming(now - submitted_at, queue_s, chunks, pauses)
 
 
-class Sequence:
+class Sequence(QueuedSequence):
     """A request on its way through the engine: waiting, prefill, decode, finished. Its context is the prompt and the
     output so far. A preempted sequence has lost what was computed; its whole context is prefilled again."""
 
@@ -54,9 +55,7 @@ class Sequence:
         "_block_size",
         "_chain",
         "adapter",
-        "can_stop",
         "context_logits",
-        "deadline",
         "drafts",
         "fresh_logits",
         "fresh_logprobs",
@@ -66,41 +65,26 @@ class Sequence:
         "has_sampling",
         "is_returning",
         "last_token_id",
-        "max_tokens",
         "may_return",
         "needs_host",
         "num_accepted",
         "num_allocated_blocks",
         "num_cached_tokens",
-        "num_charged",
         "num_computed",
         "num_discarded",
         "num_drafted",
         "num_indexed_blocks",
-        "num_output",
         "num_pending",
-        "num_prompt",
         "num_replayed",
-        "num_tokens",
         "origin",
-        "predicted_deviation_s",
-        "predicted_wait_s",
-        "priority",
         "prompt_logprobs",
-        "queue_s",
-        "request",
         "return_deadline",
         "sampling",
-        "start_deadline",
         "stop_token_ids",
-        "stream_id",
-        "submitted_at",
         "table_row",
-        "tenant",
         "timing",
         "token_ids",
         "was_preempted",
-        "worst_case_blocks",
     )
 
     def __init__(
@@ -118,36 +102,21 @@ class Sequence:
         `adapter_digest` what keeps its KV blocks apart. Output of an earlier engine is computed one token a step, up to
         `max_replayed_tokens`."""
         params = request.sampling
-        self.stream_id = stream_id
-        self.request = request
-        self.tenant = request.tenant
-        self.priority = request.priority
-        self.submitted_at = now
-        self.deadline = math.inf if request.timeout_s is None else now + request.timeout_s
-        self.start_deadline = math.inf if request.queue_timeout_s is None else now + request.queue_timeout_s
-        self.predicted_wait_s = self.predicted_deviation_s = 0.0
+        ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
+        blocks = worst_case_blocks(len(request.prompt_token_ids), params.max_tokens, info.block_size)
+        super().__init__(stream_id, request, now, blocks, can_stop=bool(ends))
         self.token_ids = request.prompt_token_ids + request.resume_token_ids
         """The context, [num_tokens]; it only grows. Appending to a list is ten times faster than to an array."""
         self._block_size = info.block_size
         self._chain = HashChain(request.cache_salt, info.block_size, adapter_digest)
         self.adapter = adapter
-        self.num_prompt = len(request.prompt_token_ids)
-        self.num_output = len(request.resume_token_ids)
         self.num_replayed = self.num_output if self.num_output <= max_replayed_tokens else 0
         """Output of an earlier engine that is computed as it was there."""
-        self.num_charged = self.num_output
-        """Output tokens charged to the tenant so far. Output of an earlier engine is not charged."""
-        self.num_tokens = len(self.token_ids)
-        """Length of the context."""
         self.last_token_id = self.token_ids[-1]
         """The last token of its context. While a step under way gives it one, this names the row: see `expect`."""
         self.num_pending = 0
         """1 while a step under way gives it a token that is fed back; 0 too where that is the last of its output."""
-        self.max_tokens = params.max_tokens
-        self.worst_case_blocks = worst_case_blocks(self.num_prompt, params.max_tokens, info.block_size)
-        ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
         self.stop_token_ids = frozenset(ends)
-        self.can_stop = bool(ends)
         self.table_row = NO_ROW
         """Row of its block table in `BlockTables`; NO_ROW while it does not run."""
         self.num_allocated_blocks = 0
@@ -177,8 +146,6 @@ class Sequence:
         self.context_logits: list[bytes] = []
         self.fresh_logits: list[bytes] = []
         """Logits of the prompt's tokens, and of the tokens since the last event; only where the request asks."""
-        self.queue_s = 0.0
-        """The wait for its first admission."""
         self.timing = TimingMarks() if request.returns_timing else None
         self.num_drafted = self.num_accepted = 0
         self.has_details = request.returns_metrics or request.returns_generation_logits

@@ -203,7 +203,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RequestFailed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The error in which a request ends: rejected at submit, or failed while running."""
+    """The error in which a request ends: rejected at submit, or failed while running. `message` is its `template`."""
 
     stream_id: int
     code: ErrorCode

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from sluice.engine.blocks import blocks_for, worst_case_blocks
 from sluice.engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS
 from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams, ThinkingBudget
-from sluice.errors import SluiceError, invalid, too_long
+from sluice.errors import SluiceError, invalid, named, too_long
 
 MAX_LABEL = 256
 """Most characters of a tenant's name and of a cache salt, which both stay in memory after the request."""
@@ -16,6 +16,7 @@ MAX_LOGITS_BYTES = 2**28
 """Most bytes of logits for a request. A step's events travel in one message, which others wait for."""
 _BYTES_OF_LOGIT = 4
 _UNSET = SamplingParams()
+_MAX_TOKENS = named("max_tokens")
 _PRIORITIES = (-(2**31), 2**31 - 1)
 
 
@@ -24,7 +25,7 @@ def check_sampling(params: SamplingParams) -> None:
     for name, field in SAMPLING_FIELDS.items():
         field.check(getattr(params, name))
     if not 0 <= params.min_tokens <= params.max_tokens:
-        raise _out_of_range("min_tokens", params.min_tokens, f"between 0 and max_tokens ({params.max_tokens})")
+        raise _out_of_range("min_tokens", params.min_tokens, f"between 0 and {_MAX_TOKENS} ({params.max_tokens})")
     if not all(params.bad_words):
         raise invalid("bad_words", "bad_words must be sequences of at least 1 token, got an empty one")
     if params.grammar is not None and len(params.grammar.text) + len(params.grammar.preamble) > MAX_GRAMMAR_CHARS:
@@ -93,9 +94,9 @@ def check_lengths(request: GenerateRequest, info: EngineInfo) -> None:
     if num_prompt + max_tokens > info.max_model_len:
         raise too_long(
             "max_tokens",
-            f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, together {num_prompt + max_tokens}; "
-            f"this model's context is {info.max_model_len} tokens, so max_tokens may be at most "
-            f"{info.max_model_len - num_prompt}",
+            f"the prompt has {num_prompt} tokens and {_MAX_TOKENS} is {max_tokens}, together "
+            f"{num_prompt + max_tokens}; this model's context is {info.max_model_len} tokens, so {_MAX_TOKENS} may be "
+            f"at most {info.max_model_len - num_prompt}",
         )
     _check_fits_cache(num_prompt, max_tokens, info)
 
@@ -160,8 +161,8 @@ def _check_fits_cache(num_prompt: int, max_tokens: int, info: EngineInfo) -> Non
     if needed > info.num_blocks:
         raise too_long(
             "max_tokens",
-            f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, which needs up to {needed} blocks, "
-            f"but {cache}; lower max_tokens",
+            f"the prompt has {num_prompt} tokens and {_MAX_TOKENS} is {max_tokens}, which needs up to {needed} blocks, "
+            f"but {cache}; lower {_MAX_TOKENS}",
         )
 
 
@@ -176,7 +177,7 @@ def _check_logits(request: GenerateRequest, info: EngineInfo) -> None:
             raise invalid(name, f"{name} must be false: {info.runtime}, which runs this model, returns no logits here")
         most = MAX_LOGITS_BYTES // (_BYTES_OF_LOGIT * (info.embedding_size or info.vocab_size))
         if num_tokens > most:
-            what = "prompt" if name == "return_context_logits" else "max_tokens"
+            what = "prompt" if name == "return_context_logits" else _MAX_TOKENS
             message = f"{name} takes {what} of at most {most} tokens with this vocabulary, got {num_tokens}"
             raise invalid(name, message)
 
@@ -200,7 +201,8 @@ def _check_envelope(request: GenerateRequest) -> None:
     if num_resumed >= max_tokens:
         raise invalid(
             "resume_token_ids",
-            f"resume_token_ids must be fewer than max_tokens ({max_tokens}), which counts them too, got {num_resumed}",
+            f"resume_token_ids must be fewer than {_MAX_TOKENS} ({max_tokens}), which counts them too, "
+            f"got {num_resumed}",
         )
 
 

@@ -11,7 +11,7 @@ import zmq
 
 from sluice.engine.client.counters import NO_STATS
 from sluice.engine.client.link import EngineLink, LinkedEngineClient
-from sluice.engine.client.timers import Clock
+from sluice.engine.client.supervision import Clock
 from sluice.engine.config import EngineConfig
 from sluice.engine.frames import (
     Attach,
@@ -175,9 +175,9 @@ class AttachedEngineClient(LinkedEngineClient):
                     self._stats_before = NO_STATS
                 else:
                     self._requeue_streams()
-                self._lora.expect({*adapters} - {*self._info.adapters})
+                self._lora.missing = {*adapters} - {*self._info.adapters}
                 self._end_recovery(self._clock() - detected)
-                log.warning("attached to the engine again after %.2f s", self.last_recovery_s)
+                log.warning("attached to the engine again after %.2f s", self.recoveries.last_s)
         except SluiceError as error:
             self._die(error.message)
         except Exception as error:
@@ -186,7 +186,7 @@ class AttachedEngineClient(LinkedEngineClient):
 
     def _restore_engine(self) -> None:
         """Leave it to the launcher. Requests of adapters that it is still to load wait here."""
-        self._info = self._lora.with_missing()
+        self._info = self._lora.with_missing(self.info)
 
     async def _serve(self) -> str:
         """Process the engine's reports until it is lost. Returns how it was lost."""

@@ -11,7 +11,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from sluice.engine.client.base import EngineClient
-from sluice.engine.client.timers import Clock
+from sluice.engine.client.supervision import Clock
 from sluice.engine.client.viewing import EngineViewer
 from sluice.engine.config import EngineConfig
 from sluice.engine.frames import Attach, Command, EngineView, PrefixChanges, ProbeTurn, Ready, Report, StepFrame

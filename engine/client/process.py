@@ -15,7 +15,7 @@ import zmq
 
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.engine.client.link import EngineLink, LinkedEngineClient
-from sluice.engine.client.timers import Clock
+from sluice.engine.client.supervision import Clock
 from sluice.engine.config import EngineConfig
 from sluice.engine.frames import (
     Attach,
@@ -224,7 +224,7 @@ class ProcessEngineClient(LinkedEngineClient):
     async def _replace_engine(self, reason: str, detected: float, budget: RestartBudget) -> None:
         """Start another engine, or give up."""
         if self.keeper is not None:
-            await self.keeper.until_resumed()
+            await self.keeper.until_resumed(self.replica)
         while not budget.is_exhausted:
             await asyncio.sleep(budget.delay_s())
             try:
@@ -237,7 +237,7 @@ class ProcessEngineClient(LinkedEngineClient):
                 continue
             self._ready_at = self._clock()
             self._end_recovery(self._ready_at - detected)
-            log.warning("the engine is back after %.2f s", self.last_recovery_s)
+            log.warning("the engine is back after %.2f s", self.recoveries.last_s)
             return
         log.critical("the engine is given up: %s", reason)
         self._die(f"the engine failed too often; the last time, {reason}")

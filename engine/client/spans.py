@@ -3,7 +3,7 @@
 from time import perf_counter_ns
 
 from sluice.engine.types import GenerateRequest, SequenceTiming
-from sluice.spans import Span
+from sluice.record.spans import Span
 
 _NS_PER_S = 1_000_000_000
 

@@ -1,13 +1,12 @@
-"""The stream of one submitted request: an async iterator of token events."""
+"""The stream of one submitted request: it pushes its token events to one consumer."""
 
 import asyncio
 from collections.abc import Callable
 from time import perf_counter
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 from sluice.engine.client.spans import GenerationSpans
-from sluice.engine.client.supervision import Standing, build_resumed_request
-from sluice.engine.client.timers import Clock
+from sluice.engine.client.supervision import Clock, Standing, build_resumed_request
 from sluice.engine.types import (
     BlockSource,
     EventDetail,
@@ -19,34 +18,48 @@ from sluice.engine.types import (
     TokenLogprob,
 )
 from sluice.errors import SluiceError
-from sluice.spans import current_span
+from sluice.record.spans import current_span
 
-ReceiveEvent = Callable[[TokenEvent], None]
+EventT = TypeVar("EventT", contravariant=True)
+
+
+class Consumer(Protocol[EventT]):
+    """Takes the events of one stream, in order. From the engine's frame to the client's connection an event passes one
+    consumer after the other, each by a plain call. Errors go the other way: whoever generates raises them."""
+
+    def take(self, event: EventT) -> bool:
+        """Take an event. Returns False where `ready` must be awaited before the next one."""
+        ...
+
+    async def ready(self) -> None:
+        """Wait until the consumer can take the next event. The task that generates calls it."""
+        ...
 
 
 class EventRelay:
-    """Passes the events of a step on to the receivers of their streams, in one go at the end of the event loop's turn:
-    waking a task for each stream costs more than its text. Frames that came meanwhile are merged by then."""
+    """Has streams hand on the events of a step in one go at the end of the event loop's turn: waking a task for each
+    stream costs more than its text. Frames that came meanwhile are merged by then."""
 
     def __init__(self) -> None:
         self._due: list[GenerationStream] = []
 
     def add(self, stream: "GenerationStream") -> None:
-        """Have a stream pass on what is not fetched yet."""
+        """Have a stream hand on its events."""
         if not self._due:
-            asyncio.get_running_loop().call_soon(self._pass_on)
+            asyncio.get_running_loop().call_soon(self._hand_on)
         self._due.append(stream)
 
-    def _pass_on(self) -> None:
+    def _hand_on(self) -> None:
         due, self._due = self._due, []
         for stream in due:
-            stream.pass_on()
+            stream.hand_on()
 
 
 class GenerationStream:
-    """The events of one stream, for one consumer on one event loop. Events that are not fetched yet are merged into
-    one, so a slow reader costs neither memory per event nor time of a step. The size is bounded by the request's
-    max_tokens. All tokens are kept until the end, because an engine that replaces a lost one needs them."""
+    """The events of one stream, for one consumer on one event loop: `pass_to` pushes them, and iterating pulls them.
+    Events that wait for the consumer are merged into one, so a slow one costs neither memory per event nor time of a
+    step. The size is bounded by the request's max_tokens. All tokens are kept until the end, because an engine that
+    replaces a lost one needs them."""
 
     def __init__(
         self,
@@ -56,11 +69,11 @@ class GenerationStream:
         relay: EventRelay | None = None,
         clock: Clock = perf_counter,
     ) -> None:
-        """`relay` is shared by the streams of an engine; without one the iterator gets all events."""
+        """`relay` is shared by the streams of an engine; without one events are handed on at once."""
         self.stream_id = stream_id
         self.request = request
         self.output_token_ids: list[int] = []
-        """All tokens so far, fetched or not."""
+        """All tokens so far, taken or not."""
         self._clock = clock
         self.submitted_at = clock()
         self.spans = None if (span := current_span.get()) is None else GenerationSpans(span, request)
@@ -80,7 +93,7 @@ class GenerationStream:
         self.on_move: Callable[[Standing], None] | None = None
         """Called, and the stream is given up, where it would go on in another engine; None for one that may."""
         self._cancel = cancel
-        self._num_fetched = 0
+        self._num_taken = 0
         self._has_cached_tokens = self._has_prompt_logprobs = False
         """Whether the details that come once were received, so that those of a replacing engine are ignored."""
         self._num_cached_tokens: int | None = None
@@ -89,17 +102,18 @@ class GenerationStream:
         self._metrics: SequenceMetrics | None = None
         self._num_prompt_tokens: int | None = None
         self._has_detail = False
-        """Whether any of the above, or of the logits below, was not fetched yet."""
+        """Whether the consumer has yet to take any of the above, or of the logits below."""
         self._context_logits: bytes | None = None
         self._generation_logits: list[bytes] = []
         self._handover: bytes | None = None
         self._finish_reason: FinishReason | None = None
         self._error: Exception | None = None
         self._relay = relay
-        self._receive: ReceiveEvent | None = None
-        self._can_receive: Callable[[], bool] = lambda: False
+        self._consumer: Consumer[TokenEvent] | None = None
+        self._is_ready = True
+        """Whether the consumer can take the next event."""
         self._is_due = False
-        """Whether the relay is about to have the stream pass on its events."""
+        """Whether the relay is about to have the stream hand on its events."""
         self._is_over = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -107,23 +121,66 @@ class GenerationStream:
         return self
 
     async def __anext__(self) -> TokenEvent:
-        """Return the next event. Raises SluiceError if the engine rejected or failed the request."""
-        while not (self._num_fetched < len(self.output_token_ids) or self._finish_reason or self._error):
+        """Return the next event. Raises as `pass_to`."""
+        while not self._has_news():
             if self._is_over:
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        return self._take()
+            await self._wait()
+        return self._next()
 
-    def _take(self) -> TokenEvent:
-        token_ids = self.output_token_ids[self._num_fetched :]
+    async def pass_to(self, consumer: Consumer[TokenEvent]) -> None:
+        """Push all events to `consumer`, up to the last one or until `stop`. Raises SluiceError if the engine rejected
+        or failed the request, and what the consumer raises."""
+        self._consumer = consumer
+        try:
+            while not self._is_over:
+                self.hand_on()
+                if not self._is_ready:
+                    await consumer.ready()
+                    self._is_ready = True
+                elif not self._is_over and not self._has_news():
+                    await self._wait()
+        finally:
+            self._consumer = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def hand_on(self) -> None:
+        """Give the consumer what it has not taken yet, once it is ready for that."""
+        self._is_due = False
+        if self._consumer is not None and self._is_ready and self._has_news():
+            try:
+                self._is_ready = self._consumer.take(self._next())
+            except Exception as error:
+                self._error, self._is_over = error, True
+            if self._is_ready and not self._is_over and self._error is None:
+                return
+        self._wake()
+
+    def stop(self) -> None:
+        """End the stream before the engine does: cancel the request, and hand on nothing more."""
+        self._is_over, self._error = True, None
+        self.cancel()
+
+    def _has_news(self) -> bool:
+        has_some = self._num_taken < len(self.output_token_ids) or self._finish_reason or self._error
+        return bool(has_some) and not self._is_over
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _next(self) -> TokenEvent:
+        """Return all that waits as one event. Raises the error after the last tokens."""
+        token_ids = self.output_token_ids[self._num_taken :]
         if not token_ids and self._error is not None:
             error, self._error, self._is_over = self._error, None, True
             raise error
-        self._num_fetched += len(token_ids)
+        self._num_taken += len(token_ids)
         detail = self._take_detail() if self._has_detail else None
         event = TokenEvent(self.stream_id, token_ids, self._finish_reason, detail)
         if self._finish_reason is not None:
@@ -178,8 +235,8 @@ class GenerationStream:
         self._finish_reason = event.finish_reason
         if self.spans is not None and event.finish_reason is not None:
             self.spans.end()
-        if self._receive is None or self._relay is None:
-            self._wake()
+        if self._consumer is None or self._relay is None:
+            self.hand_on()
         elif not self._is_due:
             self._is_due = True
             self._relay.add(self)
@@ -207,30 +264,8 @@ class GenerationStream:
         if detail.handover is not None:
             self._handover = detail.handover
 
-    def divert(self, receive: ReceiveEvent, can_receive: Callable[[], bool]) -> None:
-        """Have `receive` called with events of tokens alone from now on, while the iterator waits and `can_receive`
-        says so. The iterator gets all others, the last one always, and what `receive` raises."""
-        if self._relay is not None:
-            self._receive, self._can_receive = receive, can_receive
-
-    def pass_on(self) -> None:
-        """Pass on what is not fetched: to the receiver where it can take that, else to the iterator."""
-        self._is_due = False
-        token_ids = self.output_token_ids[self._num_fetched :]
-        is_plain = token_ids and not self._has_detail and self._finish_reason is None and self._error is None
-        is_waiting = self._waiter is not None and not self._waiter.done()
-        if not is_plain or not is_waiting or self._receive is None or not self._can_receive():
-            self._wake()
-            return
-        self._num_fetched += len(token_ids)
-        try:
-            self._receive(TokenEvent(self.stream_id, token_ids))
-        except Exception as error:
-            self._error = error
-            self._wake()
-
     def fail(self, error: SluiceError) -> None:
-        """End the stream with `error`, after the tokens that are not fetched yet."""
+        """End the stream with `error`, after the tokens that the consumer has not taken yet."""
         self._error = error
         if self.spans is not None:
             self.spans.end()

@@ -1,20 +1,54 @@
-"""Decisions after an engine is lost: which requests caused it, and in which order the others go to the next engine.
-Nothing here does I/O or reads a clock; `engine/client/process.py` acts on it."""
+"""Decisions after an engine is lost: which requests caused it, in which order the others go to the next engine, and
+which LoRA adapters that must have. Nothing here does I/O or reads a clock; `engine/client/process.py` acts on it."""
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from sluice.engine.config import EngineConfig
+from sluice.engine.frames import AdapterOutcome, LoadAdapter
 from sluice.engine.types import EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
 MAX_SHARED_CRASHES = 5
 """A request fails after this many crashes during its run, even if none of them can be attributed to a request."""
 
-OnGone = Callable[[], None]
-"""Called where a stream that is held ends or moves."""
+
+@dataclass(slots=True)
+class RecoveryCounts:
+    """Counts of what became of lost engines and of their requests."""
+
+    num_restarts: int = 0
+    """Engines started in place of a lost one."""
+    seconds_total: float = 0.0
+    last_s: float = 0.0
+    """Seconds from the detection of a loss until the new engine was ready."""
+    num_resumed: int = 0
+    """Requests that were sent to a new engine, to continue where the lost one had stopped."""
+    num_poisoned: int = 0
+    """Requests that failed because the engine crashed on them repeatedly."""
+
+    def note(self, recovery_s: float) -> None:
+        """Count a new engine, which was ready `recovery_s` after the loss was detected."""
+        self.num_restarts += 1
+        self.last_s = recovery_s
+        self.seconds_total += recovery_s
+
+    def __add__(self, other: "RecoveryCounts") -> "RecoveryCounts":
+        """Return the sums, with the longer of the last recoveries."""
+        return RecoveryCounts(
+            self.num_restarts + other.num_restarts,
+            self.seconds_total + other.seconds_total,
+            max(self.last_s, other.last_s),
+            self.num_resumed + other.num_resumed,
+            self.num_poisoned + other.num_poisoned,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,28 +212,64 @@ class RecoveryQueue:
         return AbandonedStreams(poisonous=suspects if is_poisonous else ())
 
 
-class HeldStreams:
-    """The streams of one client that are held. Used on its event loop."""
+class KnownAdapters:
+    """The LoRA adapters of an engine: what a new one in place of a lost one must have, and which requests wait for it.
+    Belongs to the client's event loop."""
 
-    def __init__(self) -> None:
-        self._on_gone: dict[int, OnGone] = {}
+    def __init__(self, folders: dict[str, str]) -> None:
+        self.folders = folders
+        """Folders of the adapters that were given or loaded, by name."""
+        self.missing: set[str] = set()
+        """Adapters that a new engine is still to load again: hold their requests."""
+        self._held: list[int] = []
 
-    def __contains__(self, stream_id: int) -> bool:
-        return stream_id in self._on_gone
+    def apply(self, outcome: AdapterOutcome, info: EngineInfo, *, is_answer: bool) -> EngineInfo:
+        """Return what is known of the engine after a change, which answers a command of now or restores an adapter."""
+        if outcome.code is None:  # those of the last engine are still to come
+            info = with_adapters(info, (*outcome.adapters, *(() if is_answer else self.folders)))
+            return msgspec.structs.replace(info, adapter_digests=outcome.digests)
+        if not is_answer:
+            log.error("LoRA adapter %s is lost with the last engine: %s", outcome.name, outcome.message)
+            self.folders.pop(outcome.name, None)
+            return with_adapters(info, (name for name in info.adapters if name != outcome.name))
+        return info
 
-    def add(self, stream_id: int, on_gone: OnGone) -> None:
-        """Hold a stream."""
-        self._on_gone[stream_id] = on_gone
+    def config_now(self, config: EngineConfig) -> EngineConfig:
+        """Return `config` for another engine: without the adapters that were unloaded or replaced since."""
+        modules = config.lora_modules
+        kept = {name: path for name, path in modules.items() if self.folders.get(name) == path}
+        enables = config.enable_lora or kept != modules  # those that are loaded again need room
+        return msgspec.structs.replace(config, lora_modules=kept, enable_lora=enables)
 
-    def take(self, stream_id: int) -> bool:
-        """Hold a stream no more, which goes to the engine. Returns whether it was held."""
-        return self._on_gone.pop(stream_id, None) is not None
+    def commands_for_new_engine(self, config: EngineConfig) -> list[LoadAdapter]:
+        """Return what loads the adapters that an engine started with `config_now` lacks; requests of them wait."""
+        self.missing = self.folders.keys() - self.config_now(config).lora_modules.keys()
+        return [LoadAdapter(name, self.folders[name]) for name in self.missing]
 
-    def drop(self, stream_id: int) -> None:
-        """Forget a stream, and tell who waits for its prompt if it was held."""
-        on_gone = self._on_gone.pop(stream_id, None)
-        if on_gone is not None:
-            on_gone()
+    def with_missing(self, info: EngineInfo) -> EngineInfo:
+        """Return `info` with the adapters that the engine is still to load."""
+        return with_adapters(info, (*info.adapters, *self.missing))
+
+    def lose_engine(self) -> None:
+        """Forget whose adapter is missing: the engine is lost, and all requests are sent again."""
+        self.missing, self._held = set(), []
+
+    def hold(self, stream_id: int) -> None:
+        """Keep a request whose adapter is missing for `take_held`."""
+        self._held.append(stream_id)
+
+    def take_held(self, name: str) -> list[int]:
+        """Return the requests to send, now that the adapter is loaded or lost. Some may be held again."""
+        if name not in self.missing:
+            return []
+        self.missing.discard(name)
+        held, self._held = self._held, []
+        return held
+
+
+def with_adapters(info: EngineInfo, names: Iterable[str]) -> EngineInfo:
+    """Return `info` with these adapters."""
+    return msgspec.structs.replace(info, adapters=tuple(sorted(set(names))))
 
 
 def _count(counts: dict[int, int], stream_ids: Iterable[int]) -> None:

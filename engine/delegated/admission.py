@@ -82,4 +82,7 @@ class RuntimeGate(Generic[H]):
         return sum(map(self._needed, in_flight))
 
     def _needed(self, holder: H) -> int:
-        return self._capacity.policy.start_blocks(holder) - self.shared.num_shared(holder)
+        """Return the blocks that must be free for a request to start."""
+        reserves_all = self._capacity.policy.reserves_worst_case
+        needed = holder.worst_case_blocks if reserves_all else holder.num_allocated_blocks + 1
+        return needed - self.shared.num_shared(holder)

@@ -116,7 +116,7 @@ class DelegatedExecutor:
 
     async def run(self) -> None:
         """Serve until a Shutdown command. Raises EngineLost where the runtime cannot go on."""
-        services = (self._beat(), self._watchdog.run(), self._runtime.observe(self, self._is_busy))
+        services = (self._beat(), self._watchdog.run(), self._runtime.observe(self._on_iteration, self._is_busy))
         tasks = [asyncio.create_task(service) for service in services]
         try:
             await asyncio.wait((self._end, *tasks), return_when=asyncio.FIRST_COMPLETED)
@@ -426,6 +426,6 @@ class DelegatedExecutor:
 
     # -- what the runtime's statistics bring
 
-    def on_iteration(self, iteration: Iteration) -> None:
+    def _on_iteration(self, iteration: Iteration) -> None:
         self._watchdog.note_progress()
         self._recorder.record_iteration(iteration, self._clock())

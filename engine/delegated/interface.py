@@ -11,7 +11,7 @@ All methods are called on the event loop of the engine's process, except `shutdo
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from sluice.engine.blocks import HashChain
@@ -79,10 +79,8 @@ class Iteration(NamedTuple):
     """Draft tokens that speculation proposed, and those of them that the model agreed with."""
 
 
-class StatisticsListener(Protocol):
-    """Receives the runtime's statistics."""
-
-    def on_iteration(self, iteration: Iteration) -> None: ...
+TakeIteration = Callable[[Iteration], None]
+"""Takes the runtime's statistics."""
 
 
 class DelegatedRuntime(Protocol):
@@ -151,8 +149,8 @@ class DelegatedRuntime(Protocol):
         """Return whether the runtime says that it can go on; true where there is no way to know."""
         ...
 
-    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
-        """Tell `listener` of statistics until cancelled. `is_busy` is set while the runtime has requests. A runtime
+    async def observe(self, take: TakeIteration, is_busy: asyncio.Event) -> None:
+        """Give `take` the statistics until cancelled. `is_busy` is set while the runtime has requests. A runtime
         without statistics waits: then steps are estimated from the tokens that come."""
         ...
 

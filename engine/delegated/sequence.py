@@ -1,8 +1,6 @@
 """A request in the engine of a runtime that batches by itself: its values from the queue to its end."""
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,9 +16,10 @@ from sluice.engine.delegated.interface import (
 )
 from sluice.engine.delegated.sharing import BlockSharing
 from sluice.engine.frames import Submit
+from sluice.engine.queued import QueuedSequence
 from sluice.engine.types import EngineInfo, EventDetail, GenerateRequest
 from sluice.engine.validation import check_adapter, check_lengths, check_request
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError, invalid, named
 
 
 class Rendered(NamedTuple):
@@ -33,62 +32,59 @@ class Rendered(NamedTuple):
     """As in `ExpandedPrompt`."""
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class DelegatedSequence:
+class DelegatedSequence(QueuedSequence):
     """A request: in our queue, then in flight in the runtime, then finished. Only executor and table change it."""
 
-    stream_id: int
-    request: GenerateRequest
-    prepared: Any
-    """The result of `DelegatedRuntime.prepare`; None once it is handed over."""
-    worst_case_blocks: int
-    block_size: int
-    submitted_at: float
-    """The engine's clock, in seconds."""
-    predicted_wait_s: float = 0.0
-    predicted_deviation_s: float = 0.0
-    tenant: str = field(init=False)
-    priority: int = field(init=False)
-    deadline: float = field(init=False)
-    start_deadline: float = field(init=False)
-    num_prompt: int = field(init=False)
-    num_output: int = field(init=False)
-    num_charged: int = field(init=False)
-    """Output tokens charged to the tenant. Those that an engine before this one generated are not charged."""
-    num_tokens: int = field(init=False)
-    """Tokens to compute before the first new one."""
-    max_tokens: int = field(init=False)
-    queue_s: float = 0.0
-    """The wait until it was handed to the runtime."""
-    can_stop: bool = field(init=False)
-    is_in_flight: bool = False
-    """Whether it was handed to the runtime."""
-    handle: RequestHandle | None = None
-    """The request in the runtime, while responses may come."""
-    is_prompt_counted: bool = False
-    """Whether the counters include its prompt."""
-    is_answered: bool = False
-    """Whether its client has had its last event; later responses are dropped."""
-    aborted_at: float | None = None
-    has_images: bool = False
-    """Whether its prompt has images, so that the client does not know how long it is."""
-    prompt_hashes: list[BlockHash] = field(default_factory=list)
-    """Hashes of the whole blocks of its prompt that it may share with others in the runtime."""
-    owner: Owner | None = None
-    """The requests that can reuse the blocks of its prompt; None where its tokens do not say what is in them."""
-    replay: "Replay | None" = None
-    """Set where output that was sent already is generated again."""
+    __slots__ = (
+        "aborted_at",
+        "block_size",
+        "handle",
+        "has_images",
+        "is_answered",
+        "is_in_flight",
+        "is_prompt_counted",
+        "owner",
+        "prepared",
+        "prompt_hashes",
+        "replay",
+    )
 
-    def __post_init__(self) -> None:
-        request, now = self.request, self.submitted_at
-        self.tenant, self.priority = request.tenant, request.priority
-        self.deadline = math.inf if request.timeout_s is None else now + request.timeout_s
-        self.start_deadline = math.inf if request.queue_timeout_s is None else now + request.queue_timeout_s
-        self.num_prompt = len(request.prompt_token_ids)
-        self.num_output = self.num_charged = len(request.resume_token_ids)
-        self.num_tokens = self.num_prompt + self.num_output
-        self.max_tokens = request.sampling.max_tokens
-        self.can_stop = bool(request.sampling.stop_token_ids) or not request.sampling.ignore_eos
+    def __init__(
+        self,
+        stream_id: int,
+        request: GenerateRequest,
+        now: float,
+        worst_case_blocks: int,
+        prepared: Any,
+        block_size: int,
+        *,
+        has_images: bool = False,
+        prompt_hashes: Sequence[BlockHash] = (),
+        owner: Owner | None = None,
+        replay: "Replay | None" = None,
+    ) -> None:
+        can_stop = bool(request.sampling.stop_token_ids) or not request.sampling.ignore_eos
+        super().__init__(stream_id, request, now, worst_case_blocks, can_stop=can_stop)
+        self.prepared = prepared
+        """The result of `DelegatedRuntime.prepare`; None once it is handed over."""
+        self.block_size = block_size
+        self.is_in_flight = False
+        """Whether it was handed to the runtime."""
+        self.handle: RequestHandle | None = None
+        """The request in the runtime, while responses may come."""
+        self.is_prompt_counted = False
+        """Whether the counters include its prompt."""
+        self.is_answered = False
+        """Whether its client has had its last event; later responses are dropped."""
+        self.aborted_at: float | None = None
+        self.has_images = has_images
+        """Whether its prompt has images, so that the client does not know how long it is."""
+        self.prompt_hashes = prompt_hashes
+        """Hashes of the whole blocks of its prompt that it may share with others in the runtime."""
+        self.owner = owner
+        """The requests that can reuse the blocks of its prompt; None where its tokens do not say what is in them."""
+        self.replay = replay
+        """Set where output that was sent already is generated again."""
 
     @property
     def num_tokens_left(self) -> int:
@@ -144,7 +140,7 @@ def make_sequence(
         raise invalid(
             "max_tokens",
             f"the request needs up to {num_blocks} blocks of {info.block_size} tokens, but the whole KV cache has "
-            f"{info.num_blocks}; lower max_tokens",
+            f"{info.num_blocks}; lower {named('max_tokens')}",
         )
     is_replayed = bool(request.resume_token_ids) and (not goes_on or runtime.needs_replay(request))
     replay = Replay(request.resume_token_ids) if is_replayed else None
@@ -154,12 +150,12 @@ def make_sequence(
         prepared = runtime.take_over(prepared, handover)
     has_own_blocks = bool(command.request.images or handover)
     return DelegatedSequence(
-        stream_id=command.stream_id,
-        request=request,
-        prepared=prepared,
-        worst_case_blocks=num_blocks,
-        block_size=info.block_size,
-        submitted_at=submitted_at,
+        command.stream_id,
+        request,
+        submitted_at,
+        num_blocks,
+        prepared,
+        info.block_size,
         has_images=bool(command.request.images),
         prompt_hashes=[] if has_own_blocks else _prompt_hashes(given, runtime, info),
         owner=None if command.request.images or given.computes_whole_prompt else _owner(given, runtime),

@@ -7,7 +7,6 @@ from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from sluice.engine.blocks import BlockHash
-from sluice.engine.scheduling.policies import BlockHolder
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +24,14 @@ class BlockSharing(Enum):
     """Only what another request has computed by the hand-over: two may compute a block side by side, and have two."""
 
 
-class Sharer(BlockHolder, Protocol):
+class Sharer(Protocol):
     """A request whose prompt may share blocks. It is compared and hashed by its identity."""
+
+    @property
+    def worst_case_blocks(self) -> int: ...
+
+    @property
+    def num_allocated_blocks(self) -> int: ...
 
     @property
     def prompt_hashes(self) -> Sequence[BlockHash]:

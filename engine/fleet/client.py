@@ -8,104 +8,85 @@ import asyncio
 import itertools
 import logging
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from math import inf
 from time import perf_counter
 
 import msgspec
 
+from sluice.engine.client.base import EngineClient, Replica
 from sluice.engine.client.counters import NO_STATS, sum_stats
 from sluice.engine.client.stream import GenerationStream
-from sluice.engine.client.timers import Clock
-from sluice.engine.config import EngineConfig, Task
-from sluice.engine.fleet.changes import FleetAdapters, FleetSleep
+from sluice.engine.client.supervision import Clock, RecoveryCounts
+from sluice.engine.config import EngineConfig
 from sluice.engine.fleet.choosing import ReplicaChooser
 from sluice.engine.fleet.handover import PromptHandover
-from sluice.engine.fleet.holding import StreamHolder
-from sluice.engine.fleet.joining import MakeClient, MemberJoiner
-from sluice.engine.fleet.membership.members import Member, Membership
-from sluice.engine.fleet.moving import ReplicaKeeper, StreamMover
-from sluice.engine.fleet.offering import OfferMaker
-from sluice.engine.fleet.replica import PastReplicas, Replica, check_agreement
-from sluice.engine.fleet.router import DEFAULT_ROUTING, RouterSettings
-from sluice.engine.fleet.splitting import MIN_TOKENS
-from sluice.engine.fleet.waking import WakeSettings, WakingRoom, presume_info
-from sluice.engine.model_folder import served_task
+from sluice.engine.fleet.membership.members import Member
+from sluice.engine.fleet.moving import StreamHolder, StreamMover
+from sluice.engine.fleet.router import DEFAULT_ROUTING, MIN_SPLIT_TOKENS, RouterSettings
+from sluice.engine.fleet.waking import WakingRoom
+from sluice.engine.frames import SleepMode
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import EngineInfo, GenerateRequest
 from sluice.engine.validation import check_adapter, check_lengths
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 log = logging.getLogger(__name__)
 
-_RETRY_S = 1.0
-_FIRST_JOIN_S = 2.0
-"""How long the start waits for an engine that need not be there."""
-_NO_ENGINE = "no engine of this model can be reached"
+RETRY_S = 1.0
+NO_ENGINE = "no engine of this model can be reached"
+_AGREED = ("model_type", "vocab_size", "block_size", "max_model_len", "eos_token_ids", "embedding_size")
+"""Fields of EngineInfo that must be the same in all replicas, so that a stream may go on in any of them."""
 
 
 class FleetClient:
-    """Serves with several engines. Implements `sluice.engine.client.interface.Engine`; all methods run on one event
-    loop."""
+    """Serves with several engines. It has the members of `EngineClient` that the rooms above use (`Engine`). All
+    methods run on one event loop."""
 
     def __init__(
         self,
         config: EngineConfig,
-        replicas: Sequence[Replica] = (),
+        replicas: Iterable[Replica] = (),
         routing: RouterSettings = DEFAULT_ROUTING,
         *,
-        membership: Membership | None = None,
-        make_client: MakeClient | None = None,
-        drain_s: float = 30.0,
-        wake: WakeSettings | None = None,
-        min_split_tokens: int = MIN_TOKENS,
+        room: WakingRoom | None = None,
+        min_split_tokens: int = MIN_SPLIT_TOKENS,
         clock: Clock = perf_counter,
     ) -> None:
-        """Take the clients of engines, which have not started, or a `membership` that names engines, for which
-        `make_client` makes clients, and whose streams have `drain_s` to end where one leaves. `config` is what the
-        server was told, before it was split between them. `routing` says how replicas are chosen. With
-        `wake` requests are held while the membership names no engine, also at the start. Prefill replicas compute
-        prompts of which another replica would have `min_split_tokens` to compute."""
+        """Take the clients of engines, which have not started. `config` is what the server was told, before it was
+        split between them. `routing` says how replicas are chosen. Requests are held in the `room` while there is no
+        engine. Prefill replicas compute prompts of which another replica would have `min_split_tokens` to compute."""
         self.config = config
         self.routing = routing
         self.replicas: list[Replica] = []
-        self.sleeping = FleetSleep(self._alive)
-        self._adapters = FleetAdapters(self._alive)
+        self._chooser = ReplicaChooser(self.replicas, routing)
+        self.handover = PromptHandover(self._chooser, min_split_tokens)
+        self._room = room
+        self._holder = StreamHolder(config, room, clock)
+        self._mover = StreamMover(self._chooser, self._holder)
         self._numbers = itertools.count()
-        self._chooser = ReplicaChooser(routing)
-        self._offers = OfferMaker(self.replicas, self._chooser)
-        self.min_split_tokens = min_split_tokens
-        self.handover = PromptHandover(self.replicas, self._chooser, min_split_tokens)
-        self._room = None if wake is None else WakingRoom(wake, clock)
-        self._holder = StreamHolder(config, self._room, clock)
-        self._mover = StreamMover(self.replicas, self._offers, self._chooser.index, self._holder)
+        self._changing = asyncio.Lock()
+        """Held while LoRA adapters change."""
         self._summed: tuple[list[EngineStats], EngineStats] = ([], NO_STATS)
         self._merged: tuple[list[EngineInfo], EngineInfo | None] = ([], None)
-        self._past = PastReplicas()
+        self._past_stats, self._past_recoveries = NO_STATS, RecoveryCounts()
+        """The sums over the replicas that have left, because counters must not decrease."""
         self._failure: str | None = None
-        self.has_begun = False
-        """Whether a replica has ever joined."""
-        self._presumed: EngineInfo | None = None
-        self._joiner: MemberJoiner | None = None
-        if membership is not None and make_client is not None:
-            self._joiner = MemberJoiner(membership, make_client, self.join, self.remove, drain_s)
         for each in replicas:
             self._append(each)
 
     # -- facts
+
+    @property
+    def members(self) -> tuple[Member, ...] | None:
+        """The engines elsewhere that are named now; None for a fleet of engines here."""
+        return None
 
     def _alive(self) -> list[Replica]:
         return [each for each in self.replicas if each.engine.failure is None]
 
     def _staying(self) -> list[Replica]:
         return [each for each in self._alive() if not each.is_leaving]
-
-    @property
-    def members(self) -> tuple[Member, ...] | None:
-        """The engines elsewhere that are named now, none while no replica stays; None for a fleet of engines here."""
-        if self._joiner is None:
-            return None
-        return self._joiner.members if self._staying() else ()
 
     @property
     def info(self) -> EngineInfo:
@@ -115,9 +96,9 @@ class FleetClient:
         parts = [each.engine.info for each in self._alive() or self.replicas]
         known, merged = self._merged
         if not parts:
-            if merged is None and self._presumed is None:
-                raise SluiceError(ErrorCode.UNAVAILABLE, _NO_ENGINE)
-            return merged or self._presumed  # type: ignore[return-value]
+            if merged is None:
+                raise SluiceError(ErrorCode.UNAVAILABLE, NO_ENGINE)
+            return merged
         if merged is None or len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
             merged = _merge_infos(parts)
             self._merged = parts, merged
@@ -126,7 +107,7 @@ class FleetClient:
     @property
     def stats(self) -> EngineStats:
         """The sums over all replicas. The predicted wait is the least, because a request goes there."""
-        parts = [self._past.stats, *(each.engine.stats for each in self.replicas)]
+        parts = [self._past_stats, *(each.engine.stats for each in self.replicas)]
         known, summed = self._summed
         if len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
             waits = [each.engine.stats.predicted_wait_s for each in self.replicas if each.engine.is_serving]
@@ -143,15 +124,15 @@ class FleetClient:
 
     @property
     def failure(self) -> str | None:
-        """Why there is no engine any more; None while one lives, is being restarted or may still join."""
-        if self._failure is not None or self._joiner is not None:
+        """Why there is no engine any more; None while one lives or is being restarted."""
+        if self._failure is not None:
             return self._failure
         reasons = [each.engine.failure for each in self.replicas]
         return next(iter(reasons), "there is no replica") if all(reason is not None for reason in reasons) else None
 
     @property
     def can_restart(self) -> bool:
-        return self._joiner is not None or any(each.engine.can_restart for each in self.replicas)
+        return any(each.engine.can_restart for each in self.replicas)
 
     @property
     def is_restarting(self) -> bool:
@@ -177,37 +158,13 @@ class FleetClient:
         return 0.0 if self._room is None else self._room.waking_s
 
     async def wait_awake(self) -> None:
+        """Wait while it `is_asleep`. Raises OVERLOADED where too many wait, UNAVAILABLE where none comes in time."""
         while self._room is not None and self.is_asleep:
             await self._room.wait()
 
     @property
-    def num_restarts(self) -> int:
-        return self._past.num_restarts + sum(each.engine.num_restarts for each in self.replicas)
-
-    @property
-    def recovery_seconds_total(self) -> float:
-        now = sum(each.engine.recovery_seconds_total for each in self.replicas)
-        return self._past.recovery_seconds_total + now
-
-    @property
-    def last_recovery_s(self) -> float:
-        return max((each.engine.last_recovery_s for each in self.replicas), default=0.0)
-
-    @property
-    def num_resumed(self) -> int:
-        return self._past.num_resumed + sum(each.engine.num_resumed for each in self.replicas)
-
-    @property
-    def num_poisoned(self) -> int:
-        return self._past.num_poisoned + sum(each.engine.num_poisoned for each in self.replicas)
-
-    @property
-    def adapters(self) -> Mapping[str, str]:
-        return dict(ChainMap(*(each.engine.adapters for each in self._alive())))
-
-    @property
-    def adapter_marks(self) -> Mapping[str, str]:
-        return dict(ChainMap(*(each.engine.adapter_marks for each in self._alive())))
+    def recoveries(self) -> RecoveryCounts:
+        return sum((each.engine.recoveries for each in self.replicas), self._past_recoveries)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -224,13 +181,7 @@ class FleetClient:
 
     async def start(self) -> None:
         """Load the model in all engines, at the same time. Raises the error of the first that cannot load it, or
-        INVALID where they do not agree; all engines have ended then. With a membership, wait for the first member.
-        Where requests can wait for it, this does so for a moment only, and the checkpoint says what is known."""
-        if self._joiner is not None:
-            may_sleep = self._room is not None and served_task(self.config) is Task.GENERATE
-            self._presumed = await asyncio.to_thread(presume_info, self.config) if may_sleep else None
-            await self._joiner.start(_FIRST_JOIN_S if may_sleep else None)
-            return
+        INVALID where they do not agree; all engines have ended then."""
         tasks = [asyncio.create_task(each.engine.start(), name=f"replica-start {each.name}") for each in self.replicas]
         try:
             await asyncio.gather(*tasks)
@@ -250,48 +201,24 @@ class FleetClient:
             self._follow(each)
 
     def _follow(self, replica: Replica) -> None:
-        replica.engine.keeper = ReplicaKeeper(self._mover, replica)
+        replica.engine.keeper = self._mover
         self._chooser.follow(replica)
 
     def _append(self, replica: Replica) -> None:
         replica.number = next(self._numbers)
         self.replicas.append(replica)
 
-    async def join(self, replica: Replica) -> None:
-        """Take a replica that serves, and load the adapters there that were loaded in the others from here. Raises
-        INVALID where it does not agree with the others."""
-        alive = self._alive()
-        if alive:
-            check_agreement(alive[0], replica)
-        await self._adapters.share_with(replica)
-        self.has_begun = True
-        self._append(replica)
-        assert self.info is not None  # known from now on, also while there is no replica
-        self._follow(replica)
-        self._mover.on_back(replica)
-
-    async def remove(self, replica: Replica) -> None:
-        """Let a replica leave: its streams go on in others, or are held until there is one, and its client is
-        stopped. Where it was the last and none is waited for, they end in an error."""
-        replica.is_draining = True
-        self._mover.on_leaving(replica)
-        replica.engine.keeper = replica.engine.on_prefixes = None
-        self.replicas.remove(replica)
-        self._past.add(replica)
-        self._chooser.index.forget(replica.number)
-        if not self.replicas:
-            self._holder.give_up(_NO_ENGINE, _RETRY_S)
-        await replica.engine.stop()
-
     async def stop(self) -> None:
-        self._failure = "the engine was stopped"
-        if self._room is not None:
-            self._room.close(SluiceError(ErrorCode.UNAVAILABLE, self._failure))
-        if self._joiner is not None:
-            await self._joiner.stop()
+        self._give_up()
         for each in self.replicas:
             each.engine.keeper = each.engine.on_prefixes = None  # nothing moves on to one that ends a moment later
         await asyncio.gather(self._holder.stop(), *(each.engine.stop() for each in self.replicas))
+
+    def _give_up(self) -> None:
+        """Take no requests from now on, and end those that wait for a first engine."""
+        self._failure = "the engine was stopped"
+        if self._room is not None:
+            self._room.close(SluiceError(ErrorCode.UNAVAILABLE, self._failure))
 
     def kill(self) -> None:
         for each in self.replicas:
@@ -303,12 +230,12 @@ class FleetClient:
         if (failure := self.failure) is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, failure)
         if not self.replicas:
-            raise SluiceError(ErrorCode.UNAVAILABLE, _NO_ENGINE, retry_after_s=_RETRY_S)
+            raise SluiceError(ErrorCode.UNAVAILABLE, NO_ENGINE, retry_after_s=RETRY_S)
         check_lengths(request, self.info)  # it must fit each replica, as it may have to move there
         check_adapter(request.adapter, self.info)
-        offer = self._offers.make_next(request, {})
+        offer = self._chooser.next_offer(request, {})
         if offer is None:
-            raise SluiceError(ErrorCode.UNAVAILABLE, _NO_ENGINE, retry_after_s=_RETRY_S)
+            raise SluiceError(ErrorCode.UNAVAILABLE, NO_ENGINE, retry_after_s=RETRY_S)
         stream = self.handover.submit(request, offer)
         offer.replica.num_routed += 1
         return stream
@@ -337,14 +264,97 @@ class FleetClient:
         for engine in (self._holder, *(each.engine for each in self.replicas)):
             engine.abort_all(error)
 
-    # -- changes
+    # -- changes of all engines
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether one of the engines was put to sleep."""
+        return any(each.engine.is_sleeping for each in self._alive())
+
+    async def sleep(self, level: int = 1, mode: SleepMode = "abort") -> None:
+        """Have all engines stop generating. Raises the first error of one that cannot; the others sleep then."""
+        await _for_all(each.engine.sleep(level, mode) for each in self._alive())
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Have all engines go on. Raises the first error of one that cannot; the others are awake then."""
+        await _for_all(each.engine.wake_up(tags) for each in self._alive())
+
+    @property
+    def adapters(self) -> Mapping[str, str]:
+        return dict(ChainMap(*(each.engine.adapters for each in self._alive())))
+
+    @property
+    def adapter_marks(self) -> Mapping[str, str]:
+        return dict(ChainMap(*(each.engine.adapter_marks for each in self._alive())))
 
     async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
-        """Load a LoRA adapter in all engines, or in none. Raises the error of the one that does not take it."""
-        await self._adapters.load(name, path, replaces=replaces)
+        """Load a LoRA adapter in all engines, or in none. Raises the error of the replica that does not take it, in
+        whose words it says which."""
+        async with self._changing:
+            replicas = self._all_serving()
+            before = {each.name: each.engine.adapters.get(name) for each in replicas}
+            for number, each in enumerate(replicas):
+                try:
+                    await each.engine.load_adapter(name, path, replaces=replaces)
+                except SluiceError as error:
+                    for changed in replicas[:number]:
+                        await _restore_adapter(changed, name, before[changed.name])
+                    raise _of(each, error) from error
 
     async def unload_adapter(self, name: str) -> None:
-        await self._adapters.unload(name)
+        """Remove a LoRA adapter from all engines. Raises NOT_FOUND where no replica has it."""
+        async with self._changing:
+            replicas = self._all_serving()
+            having = [each for each in replicas if name in each.engine.info.adapters]
+            for each in having or replicas[:1]:
+                try:
+                    await each.engine.unload_adapter(name)
+                except SluiceError as error:
+                    raise _of(each, error) if having else error from error
+
+    def _all_serving(self) -> list[Replica]:
+        """Return the replicas that are not given up. Raises UNAVAILABLE where one of them does not serve."""
+        replicas = self._alive()
+        for each in replicas:
+            if not each.engine.is_serving:
+                message = f"replica {each.name} is restarting; adapters change when all replicas serve"
+                raise SluiceError(ErrorCode.UNAVAILABLE, message, retry_after_s=1.0)
+        return replicas
+
+
+Engine = EngineClient | FleetClient
+"""What generates for a model: one engine, or several as one."""
+
+
+async def _restore_adapter(replica: Replica, name: str, path: str | None) -> None:
+    """Bring the adapter of a replica back to what it was: the folder `path`, or none."""
+    try:
+        if path is None:
+            await replica.engine.unload_adapter(name)
+        else:
+            await replica.engine.load_adapter(name, path, replaces=True)
+    except SluiceError as error:
+        log.error("replica %s keeps a LoRA adapter %s that others do not have: %s", replica.name, name, error.message)
+
+
+def _of(replica: Replica, error: SluiceError) -> SluiceError:
+    return error.reworded(f"replica {replica.name}: {error.message}")
+
+
+async def _for_all(changes: Iterable[Awaitable[None]]) -> None:
+    outcomes = await asyncio.gather(*changes, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
+def check_agreement(first: Replica, other: Replica) -> None:
+    """Raise INVALID where two replicas do not serve the same model in the same way, naming what differs."""
+    for field in _AGREED:
+        expected, got = (getattr(each.engine.info, field) for each in (first, other))
+        if expected != got:
+            ours, theirs = f"replica {first.name} has {expected}", f"replica {other.name} {got}"
+            raise invalid(field, f"replicas of one model must have the same {field}: {ours}, {theirs}")
 
 
 def _merge_infos(parts: Sequence[EngineInfo]) -> EngineInfo:

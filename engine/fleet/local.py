@@ -5,12 +5,11 @@ from pathlib import Path
 
 import msgspec
 
+from sluice.engine.client.base import Replica
 from sluice.engine.client.process import ProcessEngineClient
 from sluice.engine.config import EngineConfig, EngineRole, Runtime
 from sluice.engine.fleet.client import FleetClient
-from sluice.engine.fleet.replica import Replica
-from sluice.engine.fleet.router import DEFAULT_ROUTING, RouterSettings
-from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.fleet.router import DEFAULT_ROUTING, MIN_SPLIT_TOKENS, RouterSettings
 from sluice.engine.runtimes import choose_runtime
 from sluice.errors import invalid
 from sluice.machine import num_cores, visible_gpus
@@ -21,7 +20,7 @@ def make_engine(
     num_replicas: int,
     *,
     num_prefill: int = 0,
-    min_split_tokens: int = MIN_TOKENS,
+    min_split_tokens: int = MIN_SPLIT_TOKENS,
     routing: RouterSettings = DEFAULT_ROUTING,
     heartbeat_timeout_s: float = 10.0,
     choose_socket: Callable[[], Path | None] = lambda: None,

@@ -1,19 +1,22 @@
-"""Moves streams between the engines of a fleet: away from one that is lost or leaves, and to the first that is back."""
+"""Moves streams between the engines of a fleet: away from one that is lost or leaves, and to the first that is back.
+Streams for which there is no engine left are held until there is one again."""
 
 import asyncio
+import contextvars
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
+from sluice.engine.client.base import EngineClient, Replica, StreamKeeper
 from sluice.engine.client.stream import GenerationStream
-from sluice.engine.client.supervision import Standing
-from sluice.engine.fleet.holding import StreamHolder
-from sluice.engine.fleet.offering import OfferMaker
-from sluice.engine.fleet.prefix_index import PrefixIndex
-from sluice.engine.fleet.replica import Replica
+from sluice.engine.client.supervision import Clock, Standing
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.choosing import ReplicaChooser
+from sluice.engine.fleet.waking import WakingRoom
+from sluice.engine.frames import Command
 from sluice.engine.types import RequestFailed
-from sluice.errors import ErrorCode
+from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +25,74 @@ MOST_RESUMING_S = 2.0
 _POLL_S = 0.02
 
 
-class StreamMover:
+class StreamHolder(EngineClient):
+    """Holds the streams of engines that have left while no other serves.
+
+    To whoever moves streams it is the client of one more replica, which never serves: what it adopts waits there, with
+    the deadlines of its request, until it is released to another client."""
+
+    def __init__(self, config: EngineConfig, room: WakingRoom | None, clock: Clock) -> None:
+        """With a `room` each stream is held for as long as a request is that waits there, and counts as one; without,
+        until the request's own time is over, or `abort_all`."""
+        super().__init__(config, clock)
+        self.is_restarting = True
+        self.replica.name = "held"
+        self._queue.close()
+        self._room = room
+        self._waits: dict[int, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Do nothing: there is no engine to load."""
+
+    async def stop(self) -> None:
+        self._die("the engine was stopped")
+
+    def _send(self, command: Command) -> None:
+        raise AssertionError(f"{command} has no engine to go to")
+
+    def may_hold(self, stream: GenerationStream) -> bool:
+        """Return whether to hold a stream rather than to end it. One without a token is a request like any other, which
+        is held where requests are."""
+        return bool(stream.output_token_ids) or self._room is not None
+
+    def adopt(self, stream: GenerationStream, standing: Standing) -> None:
+        """Hold a stream that another client has released."""
+        stream.refusals.clear()
+        stream.most_wait_s = None
+        super().adopt(stream, standing)
+        if self._room is not None:
+            waiting = self._wait(stream, self._room)
+            task = asyncio.create_task(waiting, name="held stream", context=contextvars.Context())
+            self._waits[stream.stream_id] = task
+
+    async def _wait(self, stream: GenerationStream, room: WakingRoom) -> None:
+        """Wait until the stream is released, and end it where that takes too long. An engine that cannot take it wakes
+        the others."""
+        stream_id = stream.stream_id
+        try:
+            while stream_id in self._streams:
+                await room.wait(has_begun=bool(stream.output_token_ids))
+        except SluiceError as error:
+            del self._waits[stream_id]  # this task
+            self._fail(stream_id, error)
+
+    def _forget(self, stream_id: int) -> GenerationStream | None:
+        if (waiting := self._waits.pop(stream_id, None)) is not None:
+            waiting.cancel()
+        return super()._forget(stream_id)
+
+    def give_up(self, reason: str, retry_after_s: float) -> None:
+        """End all streams, because no engine is named any more that could come back, and none is waited for."""
+        if self._room is None:
+            self.abort_all(SluiceError(ErrorCode.UNAVAILABLE, reason, retry_after_s=retry_after_s))
+
+    def wake(self) -> None:
+        """Let the requests of the room go on, since there is an engine."""
+        if self._room is not None:
+            self._room.wake()
+
+
+class StreamMover(StreamKeeper):
     """Moves the streams of a fleet's replicas.
 
     The streams of a lost engine go on in others at once, each behind its last token. Those that may have crashed it all
@@ -30,13 +100,9 @@ class StreamMover:
     fails as with one engine, and no third one gets it. Where no other replica serves, they wait for the first that
     does: those of a lost engine in its client, those of one that has left or ends in the holder."""
 
-    def __init__(
-        self, replicas: Sequence[Replica], offers: OfferMaker, index: PrefixIndex, holder: StreamHolder
-    ) -> None:
-        """`replicas` may change later. `index` knows what their prefix caches have."""
-        self._replicas = replicas
-        self._offers = offers
-        self._index = index
+    def __init__(self, chooser: ReplicaChooser, holder: StreamHolder) -> None:
+        self._replicas = chooser.replicas
+        self._chooser = chooser
         self._holder = holder
         self._resuming: dict[Replica, WeakKeyDictionary[GenerationStream, int]] = {}
         """The streams that moved away from a lost replica, and how many tokens each had then. A remote replica's client
@@ -44,7 +110,7 @@ class StreamMover:
 
     def on_lost(self, lost: Replica) -> None:
         """Move the streams of a replica whose engine is lost, if another can take them."""
-        self._index.forget(lost.number)
+        self._chooser.index.forget(lost.number)
         may_wait_elsewhere = lost.engine.failure is not None
         if any(self._can_take(each, may_wait_elsewhere) for each in self._replicas if each is not lost):
             self._resuming[lost] = WeakKeyDictionary(self.move_all(lost, f"replica {lost.name} is lost"))
@@ -87,7 +153,7 @@ class StreamMover:
             stream.fail(failure.to_error())
             return
         stream.refusals[refusing.name] = failure
-        offer = self._offers.make_next(stream.request, stream.refusals)
+        offer = self._chooser.next_offer(stream.request, stream.refusals)
         has_begun = bool(stream.output_token_ids)  # in an engine that ends, or before it was moved to one
         stream.was_sent = has_begun
         if offer is not None:
@@ -111,7 +177,7 @@ class StreamMover:
             if stream.on_move is not None:
                 stream.on_move(source.engine.release(stream))
                 continue
-            target = self._offers.find_home(stream.request, source)
+            target = self._chooser.find_home(stream.request, source)
             if target is None:
                 continue
             standing = source.engine.release(stream)
@@ -129,23 +195,3 @@ class StreamMover:
     @staticmethod
     def _can_take(replica: Replica, may_wait: bool) -> bool:
         return replica.engine.is_serving or (may_wait and replica.engine.failure is None)
-
-
-class ReplicaKeeper:
-    """The keeper of one replica's client."""
-
-    def __init__(self, mover: StreamMover, replica: Replica) -> None:
-        self._mover = mover
-        self._replica = replica
-
-    def on_lost(self) -> None:
-        self._mover.on_lost(self._replica)
-
-    async def until_resumed(self) -> None:
-        await self._mover.until_resumed(self._replica)
-
-    def on_back(self) -> None:
-        self._mover.on_back(self._replica)
-
-    def on_refused(self, stream: GenerationStream, failure: RequestFailed) -> None:
-        self._mover.on_refused(self._replica, stream, failure)

@@ -9,11 +9,12 @@ between idle replicas and late between busy ones.
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
 
+from sluice.engine.fleet.prefix_index import PrefixIndex
 from sluice.errors import ErrorCode, SluiceError
 
 NO_ADAPTERS: frozenset[str] = frozenset()
@@ -111,6 +112,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_ROUTING = RouterSettings()
+MIN_SPLIT_TOKENS = 512
+"""Default of the fewest tokens of a prompt, without those that are cached, that a prefill replica computes: what one
+step takes by default. Fewer delay the streams beside them by one step, and the way over another replica takes about as
+long."""
 
 
 class Choice(NamedTuple):
@@ -125,14 +130,8 @@ class Choice(NamedTuple):
     """Seconds by name: `prefill`, `wait`, `decode`, and `adapter` and `session` where they matter."""
 
 
-class LeadingBlocks(Protocol):
-    """Knows the leading blocks of a prompt that each replica has (`PrefixIndex`)."""
-
-    def leading_blocks(self, hashes: Sequence[bytes], /) -> Sequence[int]: ...
-
-
 def choose(
-    request: RoutedRequest, replicas: Sequence[ReplicaView], index: LeadingBlocks, settings: RouterSettings
+    request: RoutedRequest, replicas: Sequence[ReplicaView], index: PrefixIndex, settings: RouterSettings
 ) -> Choice:
     """Choose the replica for a request. Equal values give an equal choice.
 

@@ -3,11 +3,11 @@
 import math
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sluice.engine.queued import RequestSize
 from sluice.engine.scheduling.chunks import ChunkLimits, StepCosts, choose_chunk
 
 Floats = NDArray[np.float64]
@@ -29,17 +29,6 @@ MAX_CLASSES = 512
 
 SizeClass = tuple[object, ...]
 """Sequences whose outputs are expected to be similar."""
-
-
-class Sized(Protocol):
-    """The properties of a sequence that tell how long its output may become."""
-
-    tenant: str
-    num_prompt: int
-    max_tokens: int
-    num_output: int
-    can_stop: bool
-    """Whether a token may end it before `max_tokens`."""
 
 
 class _EndingRates:
@@ -85,7 +74,7 @@ class OutputLengths:
         self._running: dict[SizeClass, Floats] = {}
         self.num_observed = 0
 
-    def observe(self, sequence: Sized, *, is_cancelled: bool = False) -> None:
+    def observe(self, sequence: RequestSize, *, is_cancelled: bool = False) -> None:
         """Learn from a sequence that has ended, by itself or cancelled, as a stop string does."""
         self.num_observed += 1
         has_stopped = is_cancelled or sequence.num_output < sequence.max_tokens
@@ -98,16 +87,16 @@ class OutputLengths:
             self._classes.move_to_end(key)
             rates.observe(sequence.num_output, has_stopped=has_stopped)
 
-    def expect(self, sequence: Sized) -> float:
+    def expect(self, sequence: RequestSize) -> float:
         """Return the mean number of tokens that the sequence has left."""
         levels = (np.arange(8) + 0.5) / 8
         return float(self._left([sequence], levels[None, :])[0].mean())
 
-    def shortest(self, sequence: Sized, quantile: float) -> float:
+    def shortest(self, sequence: RequestSize, quantile: float) -> float:
         """Return the tokens left at a low quantile."""
         return float(self._left([sequence], np.array([[quantile]]))[0, 0])
 
-    def note_running(self, running: Collection[Sized]) -> None:
+    def note_running(self, running: Collection[RequestSize]) -> None:
         """Count how far the running sequences have come: at first only the short ones have ended."""
         self._running = {}
         for sequence in running:
@@ -119,13 +108,13 @@ class OutputLengths:
                 reached[:index] += 1.0
                 reached[index] += part
 
-    def sample_left(self, sequences: Sequence[Sized], num_samples: int, rng: np.random.Generator) -> Floats:
+    def sample_left(self, sequences: Sequence[RequestSize], num_samples: int, rng: np.random.Generator) -> Floats:
         """Return samples of the tokens left to each sequence, [num_seqs, num_samples], at least 1. The samples of a
         sequence cover its distribution evenly."""
         strata = rng.permuted(np.tile(np.arange(num_samples, dtype=float), (len(sequences), 1)), axis=1)
         return self._left(sequences, (strata + rng.random(strata.shape)) / num_samples)
 
-    def _left(self, sequences: Sequence[Sized], levels: Floats) -> Floats:
+    def _left(self, sequences: Sequence[RequestSize], levels: Floats) -> Floats:
         left = np.empty(levels.shape)
         groups: dict[SizeClass, list[int]] = {}
         for index, sequence in enumerate(sequences):
@@ -139,7 +128,7 @@ class OutputLengths:
             left[indices] = np.minimum(ends, limit[:, None]) - done[:, None]
         return np.maximum(left, 1.0)
 
-    def _hazard(self, sequence: Sized) -> Floats:
+    def _hazard(self, sequence: RequestSize) -> Floats:
         """Return the cumulative hazard of ending at EDGES."""
         hazard = _PRIOR_HAZARD if sequence.can_stop else np.zeros(len(EDGES) - 1)
         for key in _classes_of(sequence):
@@ -154,7 +143,7 @@ class OutputLengths:
         return np.concatenate(([0.0], np.cumsum(steps)))
 
 
-def _classes_of(sequence: Sized) -> tuple[SizeClass, ...]:
+def _classes_of(sequence: RequestSize) -> tuple[SizeClass, ...]:
     """Return the classes of a sequence, from the widest to the narrowest. Questions about documents and chats differ in
     their prompts more than in their `max_tokens`."""
     can_stop, size = sequence.can_stop, round(2.0 * math.log2(sequence.max_tokens))

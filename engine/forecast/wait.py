@@ -2,19 +2,21 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sluice.engine.forecast.learning import Calibration, OutputLengths, PrefillPace, Sized, StepTimeModel
+from sluice.engine.forecast.learning import Calibration, OutputLengths, PrefillPace, StepTimeModel
 from sluice.engine.forecast.schedule import Curve, Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
+from sluice.engine.queued import QueuedSequence, RequestSize
 from sluice.engine.scheduling.chunks import ChunkLimits
 from sluice.engine.scheduling.policies import find_policy
-from sluice.engine.types import EngineInfo, GenerateRequest
+from sluice.engine.scheduling.queue import WaitingGroup, WaitingQueue
+from sluice.engine.types import EngineInfo
 
 MIN_STEPS, MIN_ENDINGS = 32, 32
 """Steps and ends of sequences to observe before a prediction is reliable enough to reject requests by it."""
@@ -36,79 +38,6 @@ RATE = 1.0 / 64
 """Weight of the latest observation in running means."""
 
 
-class QueuedSequence(Sized, Protocol):
-    """The properties of a sequence that the queue reads, once, when the sequence is added."""
-
-    stream_id: int
-    priority: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens to compute before the first new one: the prompt, and output to resume."""
-        ...
-
-    @property
-    def worst_case_blocks(self) -> int: ...
-
-    start_deadline: float
-    """Time by which it must be admitted; `math.inf` for none."""
-    deadline: float
-    request: GenerateRequest
-    predicted_wait_s: float
-    predicted_deviation_s: float
-    """The prediction at its submit."""
-
-
-@dataclass(slots=True)
-class _Example:
-    """The size of a request as it came: others like it are assumed to follow."""
-
-    tenant: str
-    num_prompt: int
-    max_tokens: int
-    num_output: int
-    can_stop: bool
-    num_tokens: int
-    worst_case_blocks: int
-
-    @classmethod
-    def of(cls, sequence: QueuedSequence) -> "_Example":
-        size, blocks = sequence.num_tokens, sequence.worst_case_blocks
-        prompt, limit, num_output = sequence.num_prompt, sequence.max_tokens, sequence.num_output
-        return cls(sequence.tenant, prompt, limit, num_output, sequence.can_stop, size, blocks)
-
-
-class RunningSequence(Sized, Protocol):
-    """The properties of a running sequence that the forecast reads."""
-
-    priority: int
-    deadline: float
-
-    @property
-    def num_tokens_left(self) -> int:
-        """Tokens of its context to compute before the next one is sampled: 1 during decode."""
-        ...
-
-    @property
-    def worst_case_blocks(self) -> int: ...
-
-
-class WaitingGroup(NamedTuple):
-    """Waiting sequences of one priority and tenant."""
-
-    priority: float
-    tenant: str
-    weight: float
-    charged: float
-    """Tokens that the tenant was served."""
-    waiting: Sequence[QueuedSequence]
-    """In order of arrival; the first ones, where very many wait."""
-    arrival_rate: float
-    """Sequences that are expected in a second."""
-    arrival_s: float
-    """How long that may go on."""
-
-
 class WaitPrediction(NamedTuple):
     """The predicted wait of a request, in seconds."""
 
@@ -124,29 +53,11 @@ class WaitPrediction(NamedTuple):
     """Whether the forecast has observed enough to reject by it."""
 
 
-class QueueState(Protocol):
-    """The waiting queue, as the forecast reads it."""
-
-    def __len__(self) -> int: ...
-
-    def num_waiting(self, priority: int, tenant: str) -> int:
-        """Return how many sequences of the tenant wait."""
-        ...
-
-    def __iter__(self) -> Iterator[QueuedSequence]:
-        """Yield the sequences in the order of admission."""
-        ...
-
-    def groups(self, priority: int, tenant: str, most: int, now: float) -> list[WaitingGroup]:
-        """Return the groups that matter for the tenant, its own first, with `most` sequences at most."""
-        ...
-
-
 class EngineState(NamedTuple):
     """The state of the engine at a prediction."""
 
-    running: Collection[RunningSequence]
-    queue: QueueState
+    running: Collection[QueuedSequence]
+    queue: WaitingQueue[Any]
     free_blocks: int
     """Blocks that no running sequence reserves."""
     now: float
@@ -219,7 +130,7 @@ class WaitForecast:
         """Until then MAX_SHARE is spent, and old simulations are used again."""
         self._mean_running = self._mean_prefill = 0.0
         """Sequences, and tokens of prompts, in a step of the last simulation."""
-        self._examples: OrderedDict[tuple[float, str], _Example] = OrderedDict()
+        self._examples: OrderedDict[tuple[float, str], RequestSize] = OrderedDict()
         """The latest request of each priority and tenant, the latest of all last."""
         self.waits_total = 0
         self.wait_seconds_total = 0.0
@@ -250,7 +161,7 @@ class WaitForecast:
         chunk_s = self._steps.seconds(num_seqs, chunk) - step_s
         return {"prefill_tokens_per_s": chunk / chunk_s if chunk_s > 0.0 else 0.0, "decode_step_s": step_s}
 
-    def observe_end(self, sequence: Sized, *, is_cancelled: bool = False) -> None:
+    def observe_end(self, sequence: RequestSize, *, is_cancelled: bool = False) -> None:
         """Learn from a running sequence that has ended, by itself or cancelled, as a stop string does."""
         self._lengths.observe(sequence, is_cancelled=is_cancelled)
 
@@ -288,7 +199,7 @@ class WaitForecast:
 
     def predict(self, sequence: QueuedSequence, state: EngineState) -> WaitPrediction:
         """Predict the wait of a new sequence, and how long it runs at least."""
-        self._examples[sequence.priority, sequence.tenant] = _Example.of(sequence)
+        self._examples[sequence.priority, sequence.tenant] = sequence.copy()
         self._examples.move_to_end((sequence.priority, sequence.tenant))
         if len(self._examples) > MAX_SIMULATIONS:
             self._examples.popitem(last=False)
@@ -385,12 +296,12 @@ class WaitForecast:
             lambda at, admitted: steps.elapsed(at, num_running, admitted + num_prompt),
         )
 
-    def _prefill_budget(self, running: Collection[RunningSequence]) -> int:
+    def _prefill_budget(self, running: Collection[QueuedSequence]) -> int:
         budget = self._limits.max_num_batched_tokens - len(running)
         return max(min(budget, self.pace.max_prefill_tokens()[not running]), 1)
 
     def _draw_ends(
-        self, running: list[RunningSequence], groups: list[WaitingGroup], draw: _Draw
+        self, running: list[QueuedSequence], groups: list[WaitingGroup], draw: _Draw
     ) -> list[list[RunningEnd]]:
         """Return the ends of the running sequences in each course."""
         left = self._lengths.sample_left(running, draw.num_courses, draw.rng) / self._steps.tokens_per_step
@@ -410,7 +321,7 @@ class WaitForecast:
         num_expected = length - known if length else min(int(group.arrival_rate * group.arrival_s), MAX_SIMULATED)
         latest = next(reversed(self._examples.values()))
         example = self._examples.get((group.priority, group.tenant), latest)
-        expected: Sequence[QueuedSequence | _Example] = group.waiting or [example]
+        expected: Sequence[RequestSize] = group.waiting or [example]
         sequences = [*group.waiting, *islice(cycle(expected), max(num_expected, 0))]
         left = self._lengths.sample_left(sequences, draw.num_courses, draw.rng) / self._steps.tokens_per_step
         arrives, leaves = np.zeros(left.shape), np.full(left.shape, np.inf)
@@ -429,7 +340,7 @@ class WaitForecast:
         worst_case = sum(s.worst_case_blocks for s in state.running)
         return self._limits.num_blocks - self._block_share(state.running, state.free_blocks) * worst_case
 
-    def _block_share(self, running: Collection[RunningSequence], free_blocks: int) -> float:
+    def _block_share(self, running: Collection[QueuedSequence], free_blocks: int) -> float:
         """Return the share of their worst case that sequences hold: shared blocks count once, and under policies that
         do not reserve the worst case it is half of the output that is expected."""
         worst_case = sum(s.worst_case_blocks for s in running)

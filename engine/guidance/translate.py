@@ -255,7 +255,7 @@ def _blamed_on(tool: str) -> Iterator[None]:
 def _blame(error: SluiceError, tool: str) -> None:
     if tool:
         error.param = "tools"
-        error.message = error.message.replace("the JSON schema", f"the JSON schema of the tool {tool}", 1)
+        error.template = error.template.replace("the JSON schema", f"the JSON schema of the tool {tool}", 1)
 
 
 def _inline_schema(text: str, start: int) -> dict[str, Any]:

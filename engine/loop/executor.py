@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from time import perf_counter
-from typing import Protocol
 
 import msgspec
 
@@ -58,13 +57,8 @@ MAX_COMMANDS = 32
 POLL_S = 0.002
 """Wait for commands of a loop that has nothing to run while a grammar is compiled or an adapter is read."""
 
-
-class CommandSource(Protocol):
-    """Receives commands from clients."""
-
-    def receive(self, timeout_s: float) -> list[Command]:
-        """Return all waiting commands; without any, wait up to `timeout_s` for the first."""
-        ...
+ReceiveCommands = Callable[[float], list[Command]]
+"""Returns all commands that wait; without any, waits up to so many seconds for the first."""
 
 
 class InflightExecutor:
@@ -74,7 +68,7 @@ class InflightExecutor:
         self,
         runner: Runner,
         config: EngineConfig,
-        commands: CommandSource,
+        receive: ReceiveCommands,
         emit: Callable[[StepFrame], None],
         clock: Callable[[], float] = perf_counter,
         draft_runner: Runner | None = None,
@@ -88,7 +82,7 @@ class InflightExecutor:
         self.info = msgspec.structs.replace(engine_info(runner, config), **self._adapters.facts())
         self._runner = runner
         self._config = config
-        self._commands = commands
+        self._receive = receive
         self._emit = emit
         self._clock = clock
         self._policy = find_policy(config.scheduler_policy)
@@ -204,7 +198,7 @@ class InflightExecutor:
     def _drain(self, timeout_s: float) -> list[Command]:
         """Return the next commands in order. The rest of a burst waits, so that it does not delay running streams."""
         inbox = self._inbox
-        inbox.extend(self._commands.receive(0.0 if inbox else timeout_s))
+        inbox.extend(self._receive(0.0 if inbox else timeout_s))
         return [inbox.popleft() for _ in range(min(len(inbox), MAX_COMMANDS))]
 
     def _idle_wait_s(self) -> float:

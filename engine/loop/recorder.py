@@ -4,25 +4,13 @@ Each step is noted once, at its end; each sequence at its admission, at the end 
 charged. Used by the engine's thread alone.
 """
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Callable
-from collections.abc import Sequence as Numbers
 from dataclasses import dataclass, fields
 from time import perf_counter, time
 from typing import NamedTuple
 
 from sluice.engine.frames import AskView, EngineView, ProfiledStep, StepProfile, StepRecord, TenantTokens
-from sluice.engine.histograms import (
-    PREFILL_SECONDS,
-    QUEUE_SECONDS,
-    SIZE,
-    STARTS,
-    STEP_SECONDS,
-    STEP_SEQUENCES,
-    STEP_TOKENS,
-    EngineHistogram,
-)
+from sluice.engine.histograms import EngineHistograms
 from sluice.engine.recent import Recent
 from sluice.engine.scheduling.planner import StepPlan
 from sluice.engine.sequence import Sequence
@@ -35,18 +23,6 @@ OTHERS = "other"
 """The name under which the tokens of further tenants count."""
 _MAX_PROFILED = 4096
 """Most steps that wait for a frame."""
-_Place = tuple[int, int, Numbers[float]]
-"""A distribution's place: the start of its counts in the flat array, that of its sum, and its bounds."""
-
-
-def _find_place(histogram: EngineHistogram) -> _Place:
-    start = STARTS[histogram]
-    return start, start + len(histogram.bounds) + 1, histogram.bounds
-
-
-_STEP_SECONDS, _STEP_SEQUENCES, _STEP_TOKENS, _QUEUE_SECONDS, _PREFILL_SECONDS = map(
-    _find_place, (STEP_SECONDS, STEP_SEQUENCES, STEP_TOKENS, QUEUE_SECONDS, PREFILL_SECONDS)
-)
 
 
 @dataclass(slots=True)
@@ -92,7 +68,8 @@ class WorkRecorder:
         self.counters = Counters()
         self._clock = clock
         self._wall_clock = wall_clock
-        self._elements = array("d", [0.0] * SIZE)
+        self._histograms = counted = EngineHistograms()
+        self._step_seconds, self._step_sequences, self._step_tokens, self._waited, self._prefilled = counted.all
         self.is_watched = False
         self._watched_until = 0.0
         self._steps: Recent[StepRecord] = Recent(MAX_STEPS)
@@ -104,21 +81,21 @@ class WorkRecorder:
     def record_step(self, step: Step) -> None:
         """Record a step that has ended now."""
         self.counters.overhead_seconds += step.seconds - step.runner_seconds
-        self._count(_STEP_SECONDS, step.seconds)
-        self._count(_STEP_SEQUENCES, step.num_seqs)
-        self._count(_STEP_TOKENS, step.num_tokens)
+        self._step_seconds.add(step.seconds)
+        self._step_sequences.add(step.num_seqs)
+        self._step_tokens.add(step.num_tokens)
         if self.is_watched:
             self._show(step)
 
     def record_wait(self, seconds: float) -> None:
         """Record the time from a sequence's submission to its admission."""
-        self._count(_QUEUE_SECONDS, seconds)
+        self._waited.add(seconds)
         if self.is_watched:
             self._waits.append(seconds)
 
     def record_prefill(self, seconds: float) -> None:
         """Record the time from a sequence's admission to its first token."""
-        self._count(_PREFILL_SECONDS, seconds)
+        self._prefilled.add(seconds)
 
     def record_tokens(self, tenant: str, num_prompt: int, num_generated: int) -> None:
         """Record tokens of a tenant that were computed. They count for watchers alone."""
@@ -128,11 +105,6 @@ class WorkRecorder:
             tenant = OTHERS
         tokens = self._tenants.get(tenant, TenantTokens())
         self._tenants[tenant] = TenantTokens(tokens.prompt + num_prompt, tokens.generated + num_generated)
-
-    def _count(self, place: _Place, value: float) -> None:
-        start, end, bounds = place
-        self._elements[start + bisect_left(bounds, value)] += 1.0
-        self._elements[end] += value
 
     def _show(self, step: Step) -> None:
         """Keep a step for watchers; keep nothing any more where nobody has asked for long."""
@@ -148,8 +120,8 @@ class WorkRecorder:
     # -- views
 
     def histograms(self) -> bytes:
-        """Return the distributions so far, as `EngineStats.histograms` has them."""
-        return self._elements.tobytes()
+        """Return the histograms so far, as `EngineStats.histograms` has them."""
+        return self._histograms.pack()
 
     def view(self, question: AskView) -> EngineView:
         """Return what was recorded since, and keep it from now on for as long as the question wants."""

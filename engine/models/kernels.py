@@ -109,8 +109,11 @@ ExpertBody = Callable[[Tensor, ExpertLinear], Tensor]
 """(x, the projections) -> the output of the rows' experts."""
 
 
-class Operations(Protocol):
-    """Elementary operations. `y` broadcasts against `x`; where it may be a float, it is a constant."""
+class Kernels(Protocol):
+    """The operations of a step. A weight that is missing, or has another shape than the call implies, raises
+    SluiceError."""
+
+    # -- elementary operations: `y` broadcasts against `x`; where it may be a float, it is a constant
 
     def add(self, x: Tensor, y: Tensor | float) -> Tensor: ...
 
@@ -178,10 +181,7 @@ class Operations(Protocol):
         """Return [num_tokens, count] Booleans, true where the column has the number in `column` [num_tokens, 1]."""
         ...
 
-
-class Kernels(Operations, Protocol):
-    """The operations that take most of a step's time, and those that read weights, positions or the KV cache. A weight
-    that is missing, or has another shape than the call implies, raises SluiceError."""
+    # -- operations that take most of a step's time, and those that read weights, positions or the KV cache
 
     @property
     def positions(self) -> Tensor:

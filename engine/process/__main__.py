@@ -36,11 +36,13 @@ def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConf
         events = None if config.kv_events_endpoint is None else KvEventPublisher(config, runner.info.block_size)
         emit = transport.emit if events is None else _publishing(transport.emit, events)
         exchange = SocketExchange(transport, config.listening)
-        executor = InflightExecutor(runner, config, transport, emit, draft_runner=draft_runner, exchange=exchange)
+        executor = InflightExecutor(
+            runner, config, transport.receive, emit, draft_runner=draft_runner, exchange=exchange
+        )
         transport.offer_prefixes(executor.kv.pool)
         transport.offer_view(executor.view)
         if events is not None:
-            executor.kv.observe(events)
+            executor.kv.observe(events.on_stored, events.on_removed)
     except SluiceError as error:
         transport.send_all(LoadFailed(error.code, error.message))
         return 1

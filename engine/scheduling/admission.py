@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple
 
 from sluice.engine.config import EngineConfig
-from sluice.engine.forecast.wait import EngineState, RunningSequence, WaitForecast, WaitPrediction
+from sluice.engine.forecast.wait import EngineState, WaitForecast, WaitPrediction
+from sluice.engine.queued import QueuedSequence
 from sluice.engine.scheduling.arrivals import EARLY_S, PromisedPlaces
 from sluice.engine.scheduling.fair_share import Q
 from sluice.engine.scheduling.queue import WaitingQueue
@@ -46,7 +47,7 @@ class AdmissionController(Generic[Q]):
     def admit_to_queue(
         self,
         sequence: Q,
-        running: Collection[RunningSequence],
+        running: Collection[QueuedSequence],
         free_blocks: int,
         now: float,
         *,
@@ -136,7 +137,7 @@ class AdmissionController(Generic[Q]):
             "wait_error_seconds_total": self.forecast.wait_error_seconds_total,
         }
 
-    def predict_wait(self, running: Collection[RunningSequence], free_blocks: int, now: float) -> float:
+    def predict_wait(self, running: Collection[QueuedSequence], free_blocks: int, now: float) -> float:
         """Predict the wait in seconds of a small request without tenant or priority that comes now."""
         return self.forecast.predict_wait(0, "", 1, EngineState(running, self.queue, free_blocks, now)).wait_s
 
@@ -192,14 +193,7 @@ def check_waiting(num_waiting: int, info: EngineInfo, config: EngineConfig) -> N
     raise SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=max(1.0, info.load_seconds))
 
 
-class HasDeadlines(Protocol):
-    """A sequence with deadlines."""
-
-    request: GenerateRequest
-    deadline: float
-
-
-def deadline_error(sequence: HasDeadlines, now: float) -> SluiceError:
+def deadline_error(sequence: QueuedSequence, now: float) -> SluiceError:
     """Make the error of a sequence that is past its deadline to end or to start."""
     request = sequence.request
     if now >= sequence.deadline:

@@ -11,18 +11,14 @@ from typing import Generic, Protocol, TypeVar
 from sluice.engine.config import SchedulerPolicy
 
 
-class BlockHolder(Protocol):
-    """The blocks of a sequence."""
+class Schedulable(Protocol):
+    """The properties of a sequence that policies and the planner read."""
 
     @property
     def worst_case_blocks(self) -> int: ...
 
     @property
     def num_allocated_blocks(self) -> int: ...
-
-
-class Schedulable(BlockHolder, Protocol):
-    """The properties of a sequence that policies and the planner read."""
 
     @property
     def priority(self) -> int:
@@ -118,10 +114,6 @@ class Policy:
     preempted. Otherwise only the blocks of the next step count."""
     is_in_flight: bool = True
     """Whether sequences may join a running batch. Otherwise a new batch starts when the last one has finished."""
-
-    def start_blocks(self, holder: BlockHolder) -> int:
-        """Return the blocks that must be free for a sequence to start in a runtime that batches by itself."""
-        return holder.worst_case_blocks if self.reserves_worst_case else holder.num_allocated_blocks + 1
 
 
 def _startable(

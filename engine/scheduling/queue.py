@@ -2,13 +2,13 @@
 
 import math
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Generic
+from typing import Generic, NamedTuple
 
-from sluice.engine.forecast.wait import WaitingGroup
+from sluice.engine.queued import QueuedSequence
 from sluice.engine.scheduling.arrivals import ArrivalRates
 from sluice.engine.scheduling.fair_share import DEFAULT_WEIGHT, FairShare, Q, QueuedWork, QueueEntry
 
@@ -17,6 +17,22 @@ MAX_STALE_DEADLINES = 16
 
 MAX_GROUPS = 32
 """Tenants that a forecast tells apart."""
+
+
+class WaitingGroup(NamedTuple):
+    """Waiting sequences of one priority and tenant."""
+
+    priority: float
+    tenant: str
+    weight: float
+    charged: float
+    """Tokens that the tenant was served."""
+    waiting: Sequence[QueuedSequence]
+    """In order of arrival; the first ones, where very many wait."""
+    arrival_rate: float
+    """Sequences that are expected in a second."""
+    arrival_s: float
+    """How long that may go on."""
 
 
 class WaitingQueue(Generic[Q]):

@@ -4,6 +4,7 @@ import math
 from array import array
 
 from sluice.engine.blocks import BlockHash, worst_case_blocks
+from sluice.engine.queued import RequestSize
 from sluice.engine.sequence import NO_ROW, Sequence
 from sluice.engine.types import GenerateRequest, SamplingParams
 
@@ -29,18 +30,16 @@ class SimulatedSequence(Sequence):
     ) -> None:
         """`hashes` are those of the prompt's full blocks, `max_tokens` is what the request reserves blocks for."""
         # Everything that a sequence of real tokens has besides is left out: it would take most of the time and memory.
+        blocks = worst_case_blocks(num_prompt, max_tokens, block_size)
+        RequestSize.__init__(self, tenant, num_prompt, 0, num_prompt, max_tokens, blocks, length < max_tokens)
         self.stream_id = stream_id
         self.request = _NO_REQUEST
-        self.tenant, self.priority = tenant, priority
+        self.priority = priority
         self.submitted_at = now
         self.deadline = self.start_deadline = math.inf
         self._block_size = block_size
-        self.num_prompt = self.num_tokens = num_prompt
-        self.num_output = self.num_pending = self.num_charged = self.num_replayed = 0
-        self.max_tokens = max_tokens
+        self.num_pending = self.num_charged = self.num_replayed = 0
         self.length = length
-        self.worst_case_blocks = worst_case_blocks(num_prompt, max_tokens, block_size)
-        self.can_stop = length < max_tokens
         self.table_row = NO_ROW
         self.num_allocated_blocks = self.num_indexed_blocks = self.num_computed = 0
         self.num_discarded = self.num_cached_tokens = 0

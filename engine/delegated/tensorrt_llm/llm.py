@@ -15,7 +15,7 @@ from sluice.engine.blocks import HashChain
 from sluice.engine.config import EngineConfig, EngineRole, SchedulerPolicy
 from sluice.engine.delegated.abilities import ExpandedPrompt
 from sluice.engine.delegated.cached_prefixes import CachedPrefixes
-from sluice.engine.delegated.interface import EngineLost, RequestHandle, StatisticsListener
+from sluice.engine.delegated.interface import EngineLost, RequestHandle, TakeIteration
 from sluice.engine.delegated.sharing import BlockSharing
 from sluice.engine.delegated.tensorrt_llm.adapters import Adapters, find_room
 from sluice.engine.delegated.tensorrt_llm.blocks import BlockRules
@@ -287,12 +287,12 @@ class TensorRtLlm(LoadedLlm):
 
     # -- statistics
 
-    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
+    async def observe(self, take: TakeIteration, is_busy: asyncio.Event) -> None:
         self._is_busy = is_busy
         reader = IterationReader()
 
         def take_iteration(entry: Mapping[str, Any]) -> None:
-            listener.on_iteration(reader.read(entry))
+            take(reader.read(entry))
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(self._statistics, take_iteration, is_busy, "statistics"))

@@ -13,7 +13,7 @@ import numpy as np
 from sluice.engine.arrays import FloatArray
 from sluice.engine.blocks import HashChain
 from sluice.engine.config import Task
-from sluice.engine.delegated.interface import EngineLost, ResponseDelta, StatisticsListener
+from sluice.engine.delegated.interface import EngineLost, ResponseDelta, TakeIteration
 from sluice.engine.delegated.sharing import BlockSharing
 from sluice.engine.delegated.tensorrt_llm.configuration.encoding import Encoder
 from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
@@ -170,7 +170,7 @@ class TensorRtEncoder(LoadedLlm):
     def prompt_chain(self, request: GenerateRequest) -> HashChain | None:
         return None
 
-    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
+    async def observe(self, take: TakeIteration, is_busy: asyncio.Event) -> None:
         """It tells of nothing."""
         await asyncio.Event().wait()
 

@@ -11,7 +11,7 @@ from sluice.engine.blocks import HashChain
 from sluice.engine.config import EngineConfig, Task
 from sluice.engine.delegated.abilities import ExpandedPrompt
 from sluice.engine.delegated.cached_prefixes import CachedPrefixes
-from sluice.engine.delegated.interface import RuntimeFailure, StatisticsListener
+from sluice.engine.delegated.interface import RuntimeFailure, TakeIteration
 from sluice.engine.delegated.kv_events import EventSubscriber, told_by_keys
 from sluice.engine.delegated.sharing import BlockSharing
 from sluice.engine.delegated.vllm.arguments import VllmPlan, check_adapter, plan_vllm
@@ -216,9 +216,9 @@ class Vllm:
             return False
         return True
 
-    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
+    async def observe(self, take: TakeIteration, is_busy: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._statistics.follow(listener))
+            tasks.create_task(self._statistics.follow(take))
             if self.prefixes is not None and (published := published_events(self._llm.vllm_config)) is not None:
                 tasks.create_task(EventSubscriber(published, self.prefixes, told_by_keys).run())
 

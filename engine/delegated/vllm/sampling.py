@@ -1,13 +1,36 @@
 """From our sampling parameters to vLLM's, field by field."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sluice.engine.delegated.vllm.grammars import lark_of
 from sluice.engine.delegated.vllm.library import VllmLibrary
-from sluice.engine.types import GenerateRequest, SamplingParams
+from sluice.engine.guidance.translate import translate
+from sluice.engine.types import GenerateRequest, Grammar, SamplingParams
 from sluice.errors import invalid
+
+_NESTED = "answer_of_client"
+"""The rule that stands for the second grammar."""
+
+
+def lark_of(grammar: Grammar) -> str:
+    """Return a client's grammar as one of Lark, which vLLM's backend `guidance` hands to llguidance as it is: the one
+    that our own executor gives to it, so that outputs are the same. Raises INVALID for what is wrong with the text."""
+    first, *others = json.loads(translate(grammar).text)["grammars"]
+    if not others:
+        text: str | None = first.get("lark_grammar")
+        return text if text is not None else f"start: {_directive(first)}\n"
+    # What comes before the answer refers to it by its name as a grammar; here it is a rule.
+    [answer] = others
+    return f"{first['lark_grammar'].replace('@answer', _NESTED)}\n{_NESTED}: {_directive(answer)}\n"
+
+
+def _directive(grammar: Mapping[str, Any]) -> str:
+    if grammar.get("json_schema") is not None:
+        return f"%json {json.dumps(grammar['json_schema'])}"
+    return f"%lark {{\n{grammar['lark_grammar']}\n}}"
+
 
 _MAX_SEED = (1 << 63) - 1
 """Seeds are signed there; larger ones lose their first bit."""

@@ -3,18 +3,18 @@
 import asyncio
 from typing import Any
 
-from sluice.engine.delegated.interface import Iteration, StatisticsListener
+from sluice.engine.delegated.interface import Iteration, TakeIteration
 from sluice.engine.delegated.kv_events import PublishedEvents
 from sluice.engine.statistics import IterationStats
 
 
 class StatisticsReader:
-    """Receives the statistics of each step in the event loop, and hands them to the listener there is."""
+    """Receives the statistics of each step in the event loop, and hands them to who takes them."""
 
     def __init__(self) -> None:
         self.num_blocks = 0
         """Blocks that requests can use."""
-        self._listener: StatisticsListener | None = None
+        self._on_iteration: TakeIteration | None = None
 
     def logger_class(self, base: type) -> type:
         """Return the class of vLLM's statistics logger, whose objects tell this reader. `base` is that of the logger
@@ -40,16 +40,16 @@ class StatisticsReader:
 
     def take(self, scheduler: Any, iteration: Any) -> None:
         details = getattr(scheduler, "iteration_details", None)
-        if self._listener is not None and details is not None and not details.is_dummy:
-            self._listener.on_iteration(read_iteration(scheduler, iteration, details, self.num_blocks))
+        if self._on_iteration is not None and details is not None and not details.is_dummy:
+            self._on_iteration(read_iteration(scheduler, iteration, details, self.num_blocks))
 
-    async def follow(self, listener: StatisticsListener) -> None:
-        """Tell `listener` until cancelled."""
-        self._listener = listener
+    async def follow(self, take: TakeIteration) -> None:
+        """Give `take` the statistics until cancelled."""
+        self._on_iteration = take
         try:
             await asyncio.Event().wait()
         finally:
-            self._listener = None
+            self._on_iteration = None
 
 
 def published_events(vllm_config: Any) -> PublishedEvents | None:

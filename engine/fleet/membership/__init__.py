@@ -3,5 +3,3 @@ serves; its own heartbeat does."""
 
 SCHEME = "k8s://"
 """Begins the name of a service of Kubernetes, where another source is named by a file."""
-REDIS_SCHEMES = ("redis://", "rediss://")
-"""Begin the URL of a Redis in which engines register themselves."""

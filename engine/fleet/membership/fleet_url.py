@@ -5,8 +5,8 @@ from typing import NamedTuple, Self
 from urllib.parse import urldefrag, urlsplit
 
 from sluice.addresses import host_and_port
-from sluice.engine.fleet.membership import REDIS_SCHEMES
 from sluice.errors import invalid
+from sluice.state.interface import REDIS_SCHEMES
 
 _DEFAULT_NAME = "default"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")

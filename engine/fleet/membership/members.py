@@ -1,5 +1,6 @@
 """The engines that a source names, and what a source of them is."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -61,6 +62,26 @@ class Membership(Protocol):
         something that cannot be read, is logged and asked again; what it said last stays in force. Raises SluiceError
         where the first answer cannot be read at all. `is_serving` tells of a member whether its engine is
         connected and serves; a source that hears nothing of a member does not take it away while that is so."""
+
+
+class PushedMembership:
+    """The members that another process of the server has pushed last. Belongs to the event loop."""
+
+    def __init__(self, members: tuple[Member, ...]) -> None:
+        self._members = members
+        self._has_changed = asyncio.Event()
+
+    def push(self, members: tuple[Member, ...]) -> None:
+        """Name these from now on, and no others."""
+        if members != self._members:
+            self._members = members
+            self._has_changed.set()
+
+    async def watch(self, is_serving: Callable[[Member], bool] = never) -> AsyncIterator[tuple[Member, ...]]:
+        while True:
+            self._has_changed.clear()
+            yield self._members
+            await self._has_changed.wait()
 
 
 def check_members(members: tuple[Member, ...]) -> None:

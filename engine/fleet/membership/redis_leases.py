@@ -4,25 +4,25 @@ A lease only tells gateways where an engine is. One that has ended takes nothing
 connected to and that serves: an engine may be cut off from Redis, and Redis may have lost what it had. An engine that
 ends by itself says so, and gets no new requests from then on.
 
-In Redis `sluice:fleet:{NAME}` is the set of the engines' names, and `sluice:fleet:{NAME}:ENGINE` the lease of one, a
-JSON object. The braces keep both on one node of a cluster.
+In Redis `sluice:members:{NAME}` is the set of the engines' names, and `sluice:members:{NAME}:ENGINE` the lease of one,
+whose body is a JSON object. The braces keep both on one node of a cluster.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from typing import cast
 
 import msgspec
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
 
 from sluice.engine.fleet.membership.fleet_url import FleetUrl
 from sluice.engine.fleet.membership.members import Member, check_members, never
 from sluice.errors import SluiceError, invalid
+from sluice.state.interface import RedisLayout
+from sluice.state.leases import Leases
+from sluice.state.outage import Outage
+from sluice.state.redis import heed_cancellation
+from sluice.state.redis_store import StoreInRedis
 
 log = logging.getLogger(__name__)
 
@@ -33,21 +33,6 @@ RENEWALS = 3
 LOOK_S = 1.0
 """How often gateways look."""
 _TIMEOUT_S = 2.0
-_NAMES_S = 3600.0
-"""How long the set of names stays where nobody renews anything."""
-_FAILURES = (RedisError, OSError, TimeoutError)
-_RENEW = """
-local found = redis.call('GET', KEYS[1])
-if found then
-    local lease = cjson.decode(found)
-    if lease.address ~= ARGV[2] and not lease.is_leaving then return lease.address end
-end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
-redis.call('SADD', KEYS[2], ARGV[4])
-redis.call('PEXPIRE', KEYS[2], ARGV[5])
-return ''
-"""
-"""Renews a lease, unless an engine at another address has the name: then its address comes back."""
 
 
 class Lease(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -84,7 +69,7 @@ class Registration:
         lease.member(None, None).check()
         self._url = url
         self._lease = lease
-        self._client = _connect(url)
+        self._leases = _open_leases(url)
         self._problem = ""
         self._renewing: asyncio.Task[None] | None = None
 
@@ -99,30 +84,32 @@ class Registration:
         self._renewing.cancel()
         await asyncio.wait((self._renewing,))
         self._renewing = None
-        leaving = msgspec.structs.replace(self._lease, is_leaving=True)
-        with suppress(*_FAILURES):
-            await self._renew(leaving)
-        with suppress(*_FAILURES):
-            await self._client.aclose()
+        with suppress(SluiceError):
+            await self._renew(msgspec.structs.replace(self._lease, is_leaving=True))
+        await self._leases.close()
 
     async def _renew_forever(self) -> None:
         while True:
             try:
                 holder = await self._renew(self._lease)
-            except _FAILURES as error:
-                self._note(f"Redis does not take the lease ({_reason(error)}); gateways that know this engine keep it")
+            except SluiceError as error:
+                self._note(f"Redis does not take the lease ({error.message}); gateways that know this engine keep it")
             else:
                 taken = f"the name {self._lease.name} is that of the engine at {holder}; give another --register-name"
                 self._note(taken if holder else "")
-            _heed_cancellation()
+            heed_cancellation()
             await asyncio.sleep(LEASE_S / RENEWALS)
 
     async def _renew(self, lease: Lease) -> str:
         """Return "", or the address of another engine that has the name."""
-        names = _names_key(self._url.name)
-        arguments = (msgspec.json.encode(lease), lease.address, _ms(LEASE_S), lease.name, _ms(_NAMES_S))
-        answer = self._client.eval(_RENEW, 2, _lease_key(self._url.name, lease.name), names, *arguments)
-        return (await cast("Awaitable[bytes]", answer)).decode()
+
+        def may_replace(body: bytes) -> bool:
+            found = _read_lease(body)
+            return found is None or found.is_leaving or found.address == lease.address
+
+        held = await self._leases.take(lease.name, msgspec.json.encode(lease), may_replace)
+        holder = held and _read_lease(held)
+        return holder.address if holder else ""
 
     def _note(self, problem: str) -> None:
         """Log a problem when it begins, and its end."""
@@ -141,9 +128,9 @@ class RedisMembership:
     def __init__(self, url: FleetUrl, *, server_key: str | None = None, client_key: str | None = None) -> None:
         """Raises INVALID for a URL that is none of Redis."""
         self._url = url
-        self._client = _connect(url)
+        self._leases = _open_leases(url)
         self._server_key, self._client_key = server_key, client_key
-        self._is_away = False
+        self._outage = Outage(f"{url.place} names no engines now, those known stay", f"{url.place} names engines again")
         self._unreadable: dict[str, bytes] = {}
         """What was logged as unreadable, by the engine's name."""
 
@@ -151,42 +138,25 @@ class RedisMembership:
         last: tuple[Member, ...] = ()
         try:
             while True:
-                found = await self._read(len(last))
-                if found is not None and (members := self._choose(found, last, is_serving)) != last:
-                    last = members
-                    yield last
-                if found is not None:
-                    await self._forget([name for name, lease in found.items() if lease is None], last)
-                _heed_cancellation()
+                try:
+                    found = await self._leases.find()
+                except SluiceError as error:
+                    self._outage.failed(error)
+                else:
+                    self._outage.end()
+                    if (members := self._choose(found, last, is_serving)) != last:
+                        last = members
+                        yield last
+                heed_cancellation()
                 await asyncio.sleep(LOOK_S)
         finally:
-            with suppress(*_FAILURES):
-                await self._client.aclose()
-
-    async def _read(self, num_members: int) -> dict[str, bytes | None] | None:
-        """Return the leases by name, None for a name whose lease has ended; None while Redis is away."""
-        fleet = self._url.name
-        try:
-            names = sorted(
-                each.decode() for each in await cast("Awaitable[set[bytes]]", self._client.smembers(_names_key(fleet)))
-            )
-            keys = [_lease_key(fleet, name) for name in names]
-            leases = cast("list[bytes | None]", await self._client.mget(keys) if keys else [])
-        except (*_FAILURES, UnicodeDecodeError) as error:
-            if not self._is_away:
-                log.warning("%s names no engines now: %s; the %d stay", self._url.place, _reason(error), num_members)
-            self._is_away = True
-            return None
-        if self._is_away:
-            log.warning("%s names engines again", self._url.place)
-        self._is_away = False
-        return dict(zip(names, leases, strict=True))
+            await self._leases.close()
 
     def _choose(
-        self, found: Mapping[str, bytes | None], last: tuple[Member, ...], is_serving: Callable[[Member], bool]
+        self, found: Mapping[str, bytes], last: tuple[Member, ...], is_serving: Callable[[Member], bool]
     ) -> tuple[Member, ...]:
         """Return the engines with a lease, and those without one that were there and serve."""
-        leases = {name: self._decode(name, text) for name, text in found.items() if text is not None}
+        leases = {name: self._decode(name, text) for name, text in found.items()}
         members = {
             name: lease.member(self._server_key, self._client_key)
             for name, lease in leases.items()
@@ -216,42 +186,18 @@ class RedisMembership:
         self._unreadable.pop(name, None)
         return lease
 
-    async def _forget(self, names: list[str], members: tuple[Member, ...]) -> None:
-        """Take names without a lease out of the set. An engine that is only late comes back by its next renewal."""
-        kept = {each.name for each in members}
-        gone = [name for name in names if name not in kept]
-        if gone:
-            with suppress(*_FAILURES):
-                await self._client.srem(_names_key(self._url.name), *gone)
 
-
-def _connect(url: FleetUrl) -> Redis:
+def _read_lease(body: bytes) -> Lease | None:
     try:
-        return Redis.from_url(
-            url.redis, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
-        )
+        return msgspec.json.decode(body, type=Lease)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _open_leases(url: FleetUrl) -> Leases:
+    layout = RedisLayout("sluice:members:", "Redis", is_listed=True, timeout_s=_TIMEOUT_S, is_logged=False)
+    try:
+        store = StoreInRedis(url.redis, layout)
     except ValueError as error:
         raise invalid("engines", f"the Redis of the fleet at {url.place} cannot be used: {error}") from None
-
-
-def _heed_cancellation() -> None:
-    """End this task if it is to end: Redis' client may take a cancellation that comes with an answer for the answer."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
-def _names_key(fleet: str) -> str:
-    return f"sluice:fleet:{{{fleet}}}"
-
-
-def _lease_key(fleet: str, name: str) -> str:
-    return f"{_names_key(fleet)}:{name}"
-
-
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    return Leases(store, f"{{{url.name}}}", LEASE_S)

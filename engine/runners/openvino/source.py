@@ -44,7 +44,7 @@ def open_decoder(config: EngineConfig, core: ov.Core, kind: ov.Type = ov.Type.f3
         folder_kind, reason = identify_folder(directory)
     except SluiceError as error:
         if error.code is ErrorCode.UNIMPLEMENTED and served_task(config) is Task.EMBED:
-            error.message += ". --runtime vllm embeds with more models, BERT and other encoders among them"
+            error.template += ". --runtime vllm embeds with more models, BERT and other encoders among them"
         raise
     logger.info("runtime openvino, on the CPU: %s %s", directory, reason)
     match folder_kind:

@@ -1,4 +1,4 @@
-"""The elementary operations of `sluice.engine.models.kernels.Operations` in torch. A result has the type of `x`, so
+"""The elementary operations of `sluice.engine.models.kernels.Kernels` in torch. A result has the type of `x`, so
 that what is computed in float32 beside a stream in bf16 does not make that float32 too."""
 
 from collections.abc import Sequence

@@ -21,7 +21,7 @@ Operand: TypeAlias = ov.Node | float
 
 
 class GraphOperations:
-    """See `Operations`. A float becomes a constant, f32."""
+    """The elementary operations of `Kernels`. A float becomes a constant, f32."""
 
     def add(self, x: ov.Node, y: Operand) -> ov.Node:
         return ops.add(x, _node(y))
