@@ -6,9 +6,9 @@ from time import perf_counter_ns
 from typing import Protocol
 
 from sluice.errors import ErrorCode, SluiceError
+from sluice.record.spans import Attributes, Span
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSpec
-from sluice.spans import Attributes, Span
 
 ReceiveResponse = Callable[[InferResponse], None]
 """Receives a job's responses, on the event loop; the last one is final. Must not raise and must not block."""

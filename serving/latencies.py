@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sluice.errors import ErrorCode, SluiceError
+from sluice.record.histogram import Histogram
 from sluice.serving.job import InferJob
 
 _log = logging.getLogger(__name__)
@@ -70,26 +71,6 @@ class SlidingSketch:
         totals = list(accumulate(merged[bucket] for bucket in buckets))
         found = (buckets[bisect_left(totals, rank * totals[-1])] for rank in ranks)
         return [exp((bucket + 0.5) / _PER_E_FOLD) if bucket >= 0 else 0.0 for bucket in found]
-
-
-class Histogram:
-    """Counts values by inclusive upper bound, as Prometheus does."""
-
-    __slots__ = ("_bounds", "_counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        """Bounds ascend and leave out infinity."""
-        self._bounds = tuple(bounds)
-        self._counts = [0] * (len(self._bounds) + 1)
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def cumulative(self) -> list[tuple[float, int]]:
-        """Return each bound, infinity last, with the number of values up to it."""
-        return list(zip((*self._bounds, inf), accumulate(self._counts), strict=True))
 
 
 class LatencyRecorder:

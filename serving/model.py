@@ -10,12 +10,12 @@ from contextlib import suppress
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sluice.errors import ErrorCode, SluiceError
+from sluice.record.spans import current_span
 from sluice.serving.job import InferJob, ReceiveResponse
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.request_check import check_request
 from sluice.serving.spec import ModelSource, ModelSpec
 from sluice.serving.statistics import ModelStatistics
-from sluice.spans import current_span
 
 MAX_UNREAD = 16_384
 """Most responses that a stream's reader may be behind. One further behind is cancelled: it would fill the memory."""

@@ -57,8 +57,11 @@ class RequestTasks:
         """Cancel the task of a job. One without a response yet ends in CANCELLED."""
         self._running[job].cancel()
 
-    async def cancel_all(self) -> None:
+    async def cancel_all(self, grace_s: float = 0.0) -> None:
+        """Cancel all tasks, those that end by themselves within `grace_s` excepted."""
         tasks = list(self._running.values())
+        if tasks and grace_s:
+            await asyncio.wait(tasks, timeout=grace_s)
         for task in tasks:
             task.cancel()
         if tasks:

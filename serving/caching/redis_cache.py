@@ -6,12 +6,8 @@ from time import perf_counter_ns
 from typing import Any, cast
 
 import msgspec
-from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.serving.caching.redis_commands import Availability, CommandBatcher
 from sluice.serving.caching.response_cache import Key, ModelCache, ResponseCache, RunJob, fingerprint, request_key
 from sluice.serving.caching.settings import RedisCacheSettings, RedisTls
 from sluice.serving.job import InferJob
@@ -20,10 +16,14 @@ from sluice.serving.spec import ModelSource
 from sluice.serving.statistics import CacheUsage, ModelStatistics
 from sluice.serving.tensors.datatypes import DATA_TYPES
 from sluice.serving.tensors.tensor import Tensor
+from sluice.state.outage import Outage, keep_trying
+from sluice.state.redis import FAILURES, CommandBatcher, Pool, RedisClient, connect
 
 _log = logging.getLogger(__name__)
 
 _VALUE_PREFIX = "sluice:value:"
+_MAX_FAILURES = 3
+"""Failures in a row that count as an outage."""
 _MAX_UNSENT_BYTES = 64 << 20
 """Limit on values on their way to Redis. Beyond it responses are not kept, as they would fill the memory."""
 
@@ -36,18 +36,20 @@ class RedisCache(ResponseCache):
         self.max_value_bytes = settings.max_value_bytes
         self._ttl_s = settings.ttl_s
         self._unsent_bytes = 0
-        self._client = Redis(connection_pool=_pool(settings))
-        self._availability = Availability(self._client.ping, settings.address, self.usage, settings.retry_s)
+        self._client = _connect(settings)
+        self._outage = _CacheOutage(settings.address, self.usage)
+        trying = keep_trying(self._outage, self._client.ping, FAILURES, retry_s=settings.retry_s)
+        self._trying = asyncio.create_task(trying, name="cache-availability")
         self._lookups: CommandBatcher[str, bytes | None] = CommandBatcher(
-            self._get_many, None, self._availability, max_wait_s=settings.wait_timeout_s, width=settings.pool_size
+            self._get_many, None, self._outage, max_wait_s=settings.wait_timeout_s, width=settings.pool_size
         )
         self._insertions: CommandBatcher[tuple[str, bytes], bool] = CommandBatcher(
-            self._set_many, False, self._availability, max_wait_s=settings.wait_timeout_s
+            self._set_many, False, self._outage, max_wait_s=settings.wait_timeout_s
         )
 
     @property
     def is_up(self) -> bool:
-        return self._availability.is_up
+        return self._outage.is_up
 
     def for_model(self, source: ModelSource, statistics: ModelStatistics, run: RunJob) -> ModelCache:
         return _RedisModelCache(self, source, statistics, run)
@@ -109,29 +111,43 @@ class RedisCache(ResponseCache):
         return [not isinstance(result, Exception) for result in results]
 
     async def close(self) -> None:
-        await self._availability.close()
+        self._outage.close()
+        self.usage.is_up = False
+        self._trying.cancel()
+        await asyncio.wait((self._trying,))
         await asyncio.gather(self._lookups.close(), self._insertions.close())
         await self._client.aclose()
-        await self._client.connection_pool.disconnect()
 
 
-def _pool(settings: RedisCacheSettings) -> BlockingConnectionPool:
-    options: dict[str, Any] = {
-        "host": settings.host,
-        "port": settings.port,
-        "db": settings.db,
-        "username": settings.user,
-        "password": settings.password,
-        "socket_connect_timeout": settings.connect_timeout_s,
-        "socket_timeout": settings.socket_timeout_s,
-        "socket_keepalive": True,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    return BlockingConnectionPool(
-        max_connections=settings.pool_size + 2,
-        timeout=settings.wait_timeout_s,
-        connection_class=Connection if settings.tls is None else SSLConnection,
-        **options,
+class _CacheOutage(Outage):
+    """An outage of the cache, which its metrics show. A single slow answer is none."""
+
+    def __init__(self, address: str, usage: CacheUsage) -> None:
+        cache = f"the response cache at {address}"
+        away = f"{cache} is not available, requests are served without it"
+        super().__init__(away, f"{cache} answers again", tolerance=_MAX_FAILURES)
+        self._usage = usage
+        usage.is_up = False
+
+    def failed(self, error: Exception) -> None:
+        self._usage.num_errors += 1
+        super().failed(error)
+        self._usage.is_up = self.is_up
+
+    def end(self) -> None:
+        super().end()
+        self._usage.is_up = True
+
+
+def _connect(settings: RedisCacheSettings) -> RedisClient:
+    scheme = "redis" if settings.tls is None else "rediss"
+    return connect(
+        f"{scheme}://{settings.address}/{settings.db}",
+        settings.socket_timeout_s,
+        connect_timeout_s=settings.connect_timeout_s,
+        pool=Pool(settings.pool_size + 2, settings.wait_timeout_s),
+        username=settings.user,
+        password=settings.password,
         **_tls_options(settings.tls),
     )
 

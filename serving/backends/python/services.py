@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.record.spans import Span, current_span
 from sluice.serving.backend import (
     BackendContext,
     CustomMetric,
@@ -18,7 +19,6 @@ from sluice.serving.backends.python import frames
 from sluice.serving.backends.python.connection import Connection, from_wire_request, to_wire_error, to_wire_response
 from sluice.serving.job import InferJob
 from sluice.serving.request import InferResponse
-from sluice.spans import Span, current_span
 
 log = logging.getLogger(__name__)
 FindSpan = Callable[[int], Span | None]

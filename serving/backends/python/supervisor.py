@@ -11,6 +11,7 @@ from time import perf_counter, perf_counter_ns
 
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
+from sluice.record.spans import Span
 from sluice.serving.backend import BackendContext
 from sluice.serving.backends.python import frames
 from sluice.serving.backends.python.batch_queue import WorkerBatch, WorkerBatchQueue
@@ -19,7 +20,6 @@ from sluice.serving.backends.python.environments import WorkerLaunch
 from sluice.serving.backends.python.process import PythonWorkerProcess, WorkerMessage, describe_exit, unhealthy_message
 from sluice.serving.backends.python.services import WorkerServices
 from sluice.serving.job import InferJob
-from sluice.spans import Span
 
 log = logging.getLogger(__name__)
 
