@@ -1,12 +1,12 @@
 """The answer cache: answers that a request determines, kept for equal requests in the server's response cache."""
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
 
+from sluice.engine.client.stream import Consumer
 from sluice.pipelines.answers.entries import (
     decode_event,
     decode_vectors,
@@ -18,12 +18,13 @@ from sluice.pipelines.answers.entries import (
 )
 from sluice.pipelines.answers.identity import encoder_identity, text_identity
 from sluice.pipelines.answers.notes import note_lookup
+from sluice.pipelines.encoding import AdmitTokens, admit_all
+from sluice.pipelines.encoding.encoder import Embeddings, TextEncoder
+from sluice.pipelines.encoding.llm_encoder import LlmEncoder
+from sluice.pipelines.encoding.signature import Inputs
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.text_models import AdapterText
-from sluice.pipelines.rag.encoder import Embeddings, TextEncoder
-from sluice.pipelines.rag.encoder_signature import Inputs
-from sluice.pipelines.rag.llm_encoder import LlmEncoder
-from sluice.pipelines.rag.types import AdmitTokens, admit_all
+from sluice.pipelines.text.consumers import Mapped, give
 from sluice.pipelines.text.model import TextModel
 from sluice.pipelines.text.sampling import SamplingDefaults, drop_random_seed
 from sluice.pipelines.text.types import TextEvent, TextRequest
@@ -101,18 +102,21 @@ class AnswerCache:
         self._count(model.name, is_hit=event is not None)
         return Lookup(model, request, key, event)
 
-    async def generate(self, lookup: Lookup) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, lookup: Lookup, consumer: Consumer[TextEvent]) -> None:
         """Generate the answer that was not found, and keep it. Raises as `TextModel.generate`."""
         collected: list[TextEvent] = []
         num_chars = 0
-        async with aclosing(lookup.model.generate(lookup.request)) as events:
-            async for event in events:
-                num_chars += len(event.text)
-                if num_chars <= MAX_TEXT_CHARS:
-                    collected.append(event)
-                    if event.finish_reason is not None:  # an answer that failed has no such event: it raises
-                        self._keep(lookup.model.name, lookup.key, encode_event(merge_events(collected)))
-                yield event
+
+        def collect(event: TextEvent) -> TextEvent:
+            nonlocal num_chars
+            num_chars += len(event.text)
+            if num_chars <= MAX_TEXT_CHARS:
+                collected.append(event)
+                if event.finish_reason is not None:  # an answer that failed has no such event
+                    self._keep(lookup.model.name, lookup.key, encode_event(merge_events(collected)))
+            return event
+
+        await lookup.model.generate(lookup.request, Mapped(collect, consumer))
 
     async def embed(
         self,
@@ -195,25 +199,21 @@ class AnswerSource:
             return Lookup(model, request)
         return await self.cache.look_up(model, request, self.scope)
 
-    def generate(self, lookup: Lookup) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, lookup: Lookup, consumer: Consumer[TextEvent]) -> None:
         """Generate what was not found. Raises as `TextModel.generate`."""
         if self.cache is None or not lookup.key:
-            return lookup.model.generate(lookup.request)
-        return self.cache.generate(lookup)
+            await lookup.model.generate(lookup.request, consumer)
+        else:
+            await self.cache.generate(lookup, consumer)
 
-    async def answer(
-        self, model: TextModel, request: TextRequest, while_open: AbstractContextManager[object]
-    ) -> AsyncGenerator[TextEvent, None]:
+    async def answer(self, model: TextModel, request: TextRequest, consumer: Consumer[TextEvent]) -> None:
         """Answer as `TextModel.generate`; what was kept comes as one event."""
-        with while_open:
-            lookup = await self.look_up(model, request)
-            lookup.note()
-            if lookup.event is not None:
-                yield lookup.event
-                return
-            async with aclosing(self.generate(lookup)) as events:
-                async for event in events:
-                    yield event
+        lookup = await self.look_up(model, request)
+        lookup.note()
+        if lookup.event is not None:
+            await give(consumer, lookup.event)
+        else:
+            await self.generate(lookup, consumer)
 
     def wrap(self, encoder: TextEncoder | LlmEncoder) -> Embedder:
         """Return the encoder, with the cache before it where there is one."""

@@ -7,13 +7,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sluice.pipelines.rag.encoder import Embeddings
+from sluice.pipelines.encoding.encoder import Embeddings
 from sluice.pipelines.text.types import TextDetail, TextEvent, TextRequest
 
 _KEY_BYTES = 16
 _NOT_IN_ANSWERS = {
     "request_id": "",
-    "max_tokens_name": "max_tokens",
     "priority": 0,
     "tenant": "",
     "timeout_s": None,

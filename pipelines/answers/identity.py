@@ -3,10 +3,10 @@
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
+from sluice.pipelines.encoding.encoder import TextEncoder
+from sluice.pipelines.encoding.llm_encoder import LlmEncoder
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.text_models import AdapterText
-from sluice.pipelines.rag.encoder import TextEncoder
-from sluice.pipelines.rag.llm_encoder import LlmEncoder
 from sluice.pipelines.remote.embedding import EncoderModel
 from sluice.pipelines.remote.model import RemoteLlmModel
 from sluice.pipelines.text.model import TextModel, fingerprint_of

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sluice.engine.client.stream import GenerationStream
 from sluice.pipelines.text.stream import OpenTexts
-from sluice.serving.latencies import Histogram
+from sluice.record.histogram import Histogram
 
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 """Bounds of the histograms of lengths, in tokens; TensorRT-LLM's."""

@@ -1,7 +1,6 @@
 """Answers a request to an LLM: its sequences are generated side by side, and their events become responses."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
@@ -10,11 +9,14 @@ import msgspec
 import numpy as np
 
 from sluice.engine.blocks import blocks_for
+from sluice.engine.client.stream import Consumer
 from sluice.engine.types import EventDetail, FinishReason, SequenceMetrics
+from sluice.errors import SluiceError
 from sluice.pipelines.llm.parse import RowRequest
 from sluice.pipelines.llm.responses import ResponseBuilder, RowResult
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.tokens import TokenPiece, generate_tokens
+from sluice.pipelines.text.consumers import Called
 from sluice.pipelines.text.stream import share_request
 from sluice.pipelines.text.types import EncodedPrompt, TextEvent
 from sluice.serving.job import InferJob
@@ -60,7 +62,11 @@ class LlmAnswer:
                 await self._share_prompt(row)
         with share_request(len(self._rows), len(self._sequences)) as begin:
             places = ((row, each) for row, sequences in enumerate(self._rows) for each in sequences)
-            await gather_all([self._generate(each, partial(begin, row)) for row, each in places])
+            try:
+                await gather_all([self._generate(each, partial(begin, row)) for row, each in places])
+            except SluiceError as error:
+                error.rename({"max_tokens": self._sequences[0].row.max_tokens_name})
+                raise
         if not self._is_split:
             self._respond_whole()
 
@@ -83,31 +89,31 @@ class LlmAnswer:
 
     async def _generate(self, sequence: "SequenceAnswer", begin: Callable[[], None]) -> None:
         begin()
-        async with aclosing(sequence.events()) as events:
-            async for event in events:
-                if not self._job.compute_started_ns:
-                    # A request counts as queued until its first token: only the engine sees its prefill.
-                    self._job.compute_started_ns = self._job.infer_started_ns = perf_counter_ns()
-                if self._streams and event.finish_reason is None and sequence.is_plain:
-                    response = self._piece(event)
-                else:
-                    sequence.add(event)
-                    if event.finish_reason is not None:
-                        break
-                    if not self._streams or not sequence.has_output:
-                        continue
-                    response = self._builder.response([sequence.take()], is_final=False)
-                if response.outputs:
-                    self._job.respond(response)
+        await sequence.generate(Called(partial(self._take, sequence)))
         sequence.is_ended = True
         if self._is_split:
             self._respond_last(sequence)
+
+    def _take(self, sequence: "SequenceAnswer", event: TextEvent) -> None:
+        """Respond with an event of a sequence, or keep it for a later response."""
+        if not self._job.compute_started_ns:
+            # A request counts as queued until its first token: only the engine sees its prefill.
+            self._job.compute_started_ns = self._job.infer_started_ns = perf_counter_ns()
+        if self._streams and event.finish_reason is None and sequence.is_plain:
+            response = self._piece(event)
+        else:
+            sequence.add(event)
+            if event.finish_reason is not None or not self._streams or not sequence.has_output:
+                return
+            response = self._builder.response([sequence.take()], is_final=False)
+        if response.outputs:
+            self._job.respond(response)
 
     def _piece(self, event: TextEvent) -> InferResponse:
         """Build the response for a piece that carries nothing else, which nearly every token's is."""
         if isinstance(event, TokenPiece):
             return self._builder.token_response(event.token_ids)
-        return self._builder.text_response(event.text)
+        return self._builder.text_response(event.text) if event.text else InferResponse(is_final=False)
 
     def _respond_last(self, sequence: "SequenceAnswer") -> None:
         is_final = all(each.is_ended for each in self._sequences)
@@ -159,12 +165,13 @@ class SequenceAnswer:
     def has_output(self) -> bool:
         return bool(self._token_ids or any(self._texts))
 
-    def events(self) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, consumer: Consumer[TextEvent]) -> None:
         row = self.row
         observe = self._observe if row.needs_details else None
         if row.is_tokens:
-            return generate_tokens(self._text, row.request, row.stop, row.bad, observe)
-        return self._text.generate(row.request, on_detail=observe)
+            await generate_tokens(self._text, row.request, consumer, row.stop, row.bad, observe)
+        else:
+            await self._text.generate(row.request, consumer, on_detail=observe)
 
     def _observe(self, detail: EventDetail) -> None:
         self._metrics = detail.metrics or self._metrics

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.engine.client.interface import Engine
+from sluice.engine.fleet.client import Engine
 from sluice.engine.fleet.local import make_engine
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.llm.configuration import (

@@ -1,12 +1,12 @@
 """An LLM as a model of the v2 protocol, with text or token ids as tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.engine.client.interface import Engine
+from sluice.engine.fleet.client import Engine
 from sluice.errors import SluiceError, invalid
 from sluice.pipelines.llm.answer import LlmAnswer
 from sluice.pipelines.llm.configuration import TENSORRT_LLM_BACKEND, declared_inputs, read_queue_defaults
@@ -33,6 +33,9 @@ from sluice.serving.model import Model
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import build_spec
 from sluice.serving.task_model import RequestTasks, count_queued
+
+_FAILED_S = 1.0
+"""Longest time in which streams whose engine has stopped end by themselves."""
 
 
 class LlmModel(Model):
@@ -75,7 +78,7 @@ class LlmModel(Model):
     @property
     def is_ready(self) -> bool:
         engine = self.engine
-        is_well = engine.failure is None and not engine.is_restarting and not engine.sleeping.is_sleeping
+        is_well = engine.failure is None and not engine.is_restarting and not engine.is_sleeping
         return is_well and not self._is_closing and engine.heartbeat_age_s() < self._heartbeat_timeout_s
 
     @property
@@ -101,7 +104,8 @@ class LlmModel(Model):
     async def close(self) -> None:
         self._is_closing = True
         await self.engine.stop()
-        await self._tasks.cancel_all()
+        # The engine's end has failed their streams, and its error is theirs: a cancelled one would hide it.
+        await self._tasks.cancel_all(_FAILED_S)
 
     # -- the start of a request
 
@@ -174,6 +178,11 @@ class LlmModel(Model):
 @text_model_of.register
 def _(model: LlmModel) -> LlmText | None:
     return llm_text_of(model)
+
+
+def language_models(models: Iterable[Model]) -> list[LlmModel]:
+    """Return the language models of our own, every version of them."""
+    return [model for model in models if isinstance(model, LlmModel)]
 
 
 def llm_text_of(model: Model) -> LlmText | None:

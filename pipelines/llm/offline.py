@@ -6,7 +6,6 @@ import re
 import threading
 import weakref
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
@@ -22,12 +21,14 @@ from sluice.pipelines.llm.checkpoint import find_checkpoint, model_name
 from sluice.pipelines.llm.services import ChatSettings
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.text.consumers import Called
 from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
     EncodedPrompt,
     Prompt,
     SamplingOverrides,
+    TextEvent,
     TextLogprob,
     TextRequest,
 )
@@ -224,21 +225,21 @@ class _OfflineText(LlmText):
         return stream
 
     async def answer(self, request: TextRequest) -> RequestOutput:
-        texts: list[str] = []
-        logprobs: list[TextLogprob] | None = None
+        events: list[TextEvent] = []
         try:
-            async with aclosing(self.generate(request)) as events:
-                async for event in events:
-                    texts.append(event.text)
-                    if event.detail is not None and event.detail.logprobs is not None:
-                        logprobs = [*(logprobs or ()), *event.detail.logprobs]
+            await self.generate(request, Called(events.append))
             stream = self.streams[request.request_id]
         finally:
             self.streams.pop(request.request_id, None)
-        assert event.finish_reason is not None
-        token_ids = stream.output_token_ids[: event.completion_tokens]
-        output = CompletionOutput(0, "".join(texts), token_ids, event.finish_reason.value, event.stop_reason, logprobs)
-        return RequestOutput(request.prompt, stream.request.prompt_token_ids, [output], event.cached_tokens)
+        end, text = events[-1], "".join([event.text for event in events])
+        assert end.finish_reason is not None
+        logprobs: list[TextLogprob] | None = None
+        for event in events:
+            if event.detail is not None and event.detail.logprobs is not None:
+                logprobs = [*(logprobs or ()), *event.detail.logprobs]
+        token_ids = stream.output_token_ids[: end.completion_tokens]
+        output = CompletionOutput(0, text, token_ids, end.finish_reason.value, end.stop_reason, logprobs)
+        return RequestOutput(request.prompt, stream.request.prompt_token_ids, [output], end.cached_tokens)
 
 
 class _EngineThread:

@@ -55,7 +55,8 @@ MAX_TIMEOUT_S = 1e7
 class RowRequest:
     """The request of one row. `pad_id` pads its output to the length of its batch's longest. `prompt` is the prompt
     where the output is to begin with it, else empty. `stop` and `bad` are token sequences. An answer has text or
-    tokens, as the prompt is, and the other one too where it `gives_both`."""
+    tokens, as the prompt is, and the other one too where it `gives_both`. `max_tokens_name` is the request's name for
+    `max_tokens`."""
 
     request: TextRequest
     prompt: str | list[int]
@@ -69,6 +70,7 @@ class RowRequest:
     returns_stop_reason: bool
     num_sequences: int
     gives_both: bool
+    max_tokens_name: str
 
     @property
     def gives_text(self) -> bool:
@@ -136,6 +138,7 @@ def parse_row_request(values: Values, request: InferRequest, model: ModelDefault
         returns_stop_reason=_returns_stop_reason(values, is_tokens=is_tokens),
         num_sequences=_num_sequences(values),
         gives_both=gives_both,
+        max_tokens_name=next((name for name in LENGTH_NAMES if _has(request, name)), LENGTH_NAMES[0]),
     )
 
 
@@ -146,7 +149,6 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         sampling=_sampling(values, model),
         # As in chat completions, only the context limits a conversation.
         default_max_tokens=None if "messages" in values else _default_max_tokens(model),
-        max_tokens_name=next((name for name in LENGTH_NAMES if _has(request, name)), LENGTH_NAMES[0]),
         stop=_stop_words(values),
         bad_words=_words(values, "bad_words"),
         biased_words=_biased_words(values),

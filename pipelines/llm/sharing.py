@@ -8,15 +8,13 @@ import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sluice.engine.client.attached import AttachedEngineClient
-from sluice.engine.client.interface import Engine
+from sluice.engine.client.base import Replica
 from sluice.engine.client.process import ProcessEngineClient
 from sluice.engine.config import EngineConfig
-from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.client import Engine, FleetClient
+from sluice.engine.fleet.joining import make_fleet
 from sluice.engine.fleet.membership.members import Member, Membership
-from sluice.engine.fleet.remote import make_fleet
-from sluice.engine.fleet.replica import Replica
-from sluice.engine.fleet.router import DEFAULT_ROUTING, RouterSettings
-from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.fleet.router import DEFAULT_ROUTING, MIN_SPLIT_TOKENS, RouterSettings
 from sluice.engine.fleet.waking import WakeSettings
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.llm.model import LlmModel
@@ -46,16 +44,15 @@ class SharedModel(msgspec.Struct, frozen=True):
     members: tuple[Member, ...] = ()
     """Its engines elsewhere, in place of sockets; neither while there are none any more."""
     routing: RouterSettings = DEFAULT_ROUTING
-    min_split_tokens: int = MIN_TOKENS
+    min_split_tokens: int = MIN_SPLIT_TOKENS
 
 
 def describe_shared(model: LlmModel) -> SharedModel | None:
     """Return what others need to serve the model; None where its engine takes no other clients, or is given up."""
     engine, origin = model.engine, model.text.origin
-    members = engine.members if isinstance(engine, FleetClient) else None
+    members = engine.members
     sockets = _sockets(engine) if members is None else ()
-    has_begun = isinstance(engine, FleetClient) and engine.has_begun  # whoever has its streams goes on with them
-    if not (sockets or members or has_begun) or origin is None or engine.failure is not None:
+    if (members is None and not sockets) or origin is None or engine.failure is not None:
         return None
     return SharedModel(
         id=_share_id(model.name, engine, sockets),
@@ -68,8 +65,8 @@ def describe_shared(model: LlmModel) -> SharedModel | None:
         engine=engine.config,
         sockets=sockets,
         members=members or (),
-        routing=engine.routing if isinstance(engine, FleetClient) else DEFAULT_ROUTING,
-        min_split_tokens=engine.min_split_tokens if isinstance(engine, FleetClient) else MIN_TOKENS,
+        routing=engine.routing or DEFAULT_ROUTING,
+        min_split_tokens=MIN_SPLIT_TOKENS if engine.handover is None else engine.handover.min_tokens,
     )
 
 
@@ -89,8 +86,7 @@ def _share_id(name: str, engine: Engine, sockets: tuple[str, ...]) -> str:
 
 def _sockets(engine: Engine) -> tuple[str, ...]:
     """Return the sockets of its engines that are not given up; none where one of them takes no other clients."""
-    replicas = [each.engine for each in engine.replicas] if isinstance(engine, FleetClient) else [engine]
-    clients = [each for each in replicas if each.failure is None]
+    clients = [each.engine for each in engine.replicas if each.engine.failure is None]
     found = [each.shared_socket if isinstance(each, ProcessEngineClient) else None for each in clients]
     return tuple(str(each) for each in found if each is not None) if None not in found else ()
 

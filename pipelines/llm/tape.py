@@ -9,19 +9,20 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from types import TracebackType
-from typing import Protocol, Self
 
 import msgspec
 
+from sluice.engine.client.stream import Consumer, GenerationStream
 from sluice.engine.types import EventDetail, TokenEvent
+from sluice.pipelines.text.consumers import Mapped
 
+StartGeneration = Callable[[Sequence[int]], AbstractContextManager[GenerationStream]]
 Record = Callable[[int, TokenEvent], None]
 """Receives the number of a text, and its next event before anybody sees it."""
 
 
 class Tape:
-    """The tape of one request. Its texts take turns: one begins when what was made of the last event is passed on."""
+    """The tape of one request. Its texts take turns: one begins when the last event has passed all consumers."""
 
     def __init__(self, record: Record, recorded: Sequence[tuple[int, TokenEvent]] = ()) -> None:
         """Play the events `recorded` first, by the numbers of their texts; `record` receives those that follow."""
@@ -48,9 +49,10 @@ class Tape:
         self._num_left[number] -= 1
         return self._left.popleft()[1]
 
-    async def begin(self) -> None:
-        """Begin a turn for an event that is not on the tape, after all that are."""
+    async def wait_played(self) -> None:
+        """Wait until all that is on the tape was played."""
         await self._begin_turn(lambda: not self._left)
+        self._turn.release()
 
     async def _begin_turn(self, is_due: Callable[[], bool]) -> None:
         await self._turn.acquire()
@@ -87,11 +89,10 @@ class TextTape:
         self.played_ids += event.token_ids
         return event
 
-    async def record(self, event: TokenEvent) -> TokenEvent:
-        """Begin a turn with a new event, and return it as it is recorded."""
+    def record(self, event: TokenEvent) -> TokenEvent:
+        """Record a new event, and return it as it is recorded."""
         if self.played_ids and event.detail is not None:
             event = msgspec.structs.replace(event, detail=_without_first(event.detail))
-        await self.tape.begin()
         self.tape.record(self.number, event)
         return event
 
@@ -101,62 +102,37 @@ def _without_first(detail: EventDetail) -> EventDetail:
     return msgspec.structs.replace(detail, num_cached_tokens=None, num_prompt_tokens=None)
 
 
-class Generation(Protocol):
-    """The token events of one request in the engine."""
-
-    async def __anext__(self) -> TokenEvent: ...
-
-    def cancel(self) -> None: ...
-
-
 class TapedGeneration:
     """The token events of one text: those on its tape, then the engine's, which goes on from there.
 
     The engine gets the request when the tape is played, and not at all where the text ends before.
     """
 
-    def __init__(self, tape: TextTape, start: Callable[[Sequence[int]], AbstractContextManager[Generation]]) -> None:
+    def __init__(self, tape: TextTape, start: StartGeneration) -> None:
         """`start` submits the request, with the tokens that come before."""
         self._tape = tape
         self._start = start
-        self._has_turn = self._has_ended = False
-        self._followed: AbstractContextManager[Generation] | None = None
-        self._generation: Generation | None = None
+        self._is_over = False
+        self._generation: GenerationStream | None = None
 
-    def __enter__(self) -> Self:
-        return self
+    async def pass_to(self, consumer: Consumer[TokenEvent]) -> None:
+        """Push all events as `GenerationStream.pass_to`."""
+        while not self._is_over and (event := await self._tape.play()) is not None:
+            try:
+                is_ready = consumer.take(event)
+            finally:
+                self._tape.tape.end_turn()
+            if not is_ready:
+                await consumer.ready()
+            self._is_over = self._is_over or event.finish_reason is not None
+        if self._is_over:
+            return
+        with self._start(self._tape.played_ids) as self._generation:
+            await self._tape.tape.wait_played()
+            await self._generation.pass_to(Mapped(self._tape.record, consumer))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end_turn()
-        if self._followed is not None:
-            self._followed.__exit__(kind, error, trace)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> TokenEvent:
-        self._end_turn()
-        if self._has_ended:
-            raise StopAsyncIteration
-        event = await self._tape.play() if self._generation is None else None
-        if event is None:
-            event = await self._tape.record(await anext(self._open()))
-        self._has_turn, self._has_ended = True, event.finish_reason is not None
-        return event
-
-    def _open(self) -> "Generation":
-        if self._generation is None:
-            self._followed = self._start(self._tape.played_ids)
-            self._generation = self._followed.__enter__()
-        return self._generation
-
-    def _end_turn(self) -> None:
-        if self._has_turn:
-            self._has_turn = False
-            self._tape.tape.end_turn()
-
-    def cancel(self) -> None:
+    def stop(self) -> None:
+        """End the text before the engine does."""
+        self._is_over = True
         if self._generation is not None:
-            self._generation.cancel()
+            self._generation.stop()

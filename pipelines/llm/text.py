@@ -1,7 +1,7 @@
 """An LLM's text model: text, conversations or token ids in, text out, over the engine that runs the checkpoint."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -9,10 +9,10 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.engine.arrays import FloatArray
-from sluice.engine.client.interface import Engine
-from sluice.engine.client.stream import GenerationStream
+from sluice.engine.client.stream import Consumer, GenerationStream
 from sluice.engine.client.supervision import build_resumed_request
-from sluice.engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
+from sluice.engine.fleet.client import Engine
+from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams
 from sluice.engine.validation import num_tokens_after
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.files import files_mark
@@ -34,27 +34,24 @@ from sluice.pipelines.llm.pooling import (
 from sluice.pipelines.llm.services import ChatSettings
 from sluice.pipelines.llm.tape import TapedGeneration, TextTape, current_tape
 from sluice.pipelines.llm.waking import wait_for_engine
+from sluice.pipelines.text.consumers import Called, ObserveDetail, TextEvents
 from sluice.pipelines.text.logprobs import PromptEcho, track_logprobs
-from sluice.pipelines.text.model import UNCOUNTED, digest_session, fingerprint_of, refuse_images, refuse_parameters
+from sluice.pipelines.text.model import digest_session, fingerprint_of, refuse_images, refuse_parameters
 from sluice.pipelines.text.parts import ChatReader
-from sluice.pipelines.text.relay import DivertedGeneration, RelayedEvents
 from sluice.pipelines.text.sampling import (
     SamplingDefaults,
     add_end,
     add_words,
-    client_max_tokens,
+    default_max_tokens,
     drop_neutral_fields,
 )
 from sluice.pipelines.text.stream import (
     OpenRecord,
     StreamRecord,
     TextStream,
-    check_complete,
     measure,
     no_record,
     sent_prompt,
-    timed_feed,
-    with_prompt_end,
 )
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.pipelines.text.types import (
@@ -67,9 +64,7 @@ from sluice.pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-from sluice.spans import span
-
-ObserveDetail = Callable[[EventDetail], None]
+from sluice.record.spans import span
 
 
 class TextOrigin(NamedTuple):
@@ -180,8 +175,11 @@ class LlmText:
             path = images[most].path
             raise invalid(path, f"{path} is one image too many: a prompt of model '{self.name}' has at most {most}")
         self.engine.refuse_if_full()
-        from sluice.pipelines.text.images import load_images
-
+        try:
+            from sluice.pipelines.text.images import load_images
+        except ImportError as error:
+            message = f"images need Pillow, which is not here ({error}): pip install 'sluice[images]'"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message) from None
         return await load_images(images, self._media_domains)
 
     def chat_reader(self, request: TextRequest) -> ChatReader | None:
@@ -202,12 +200,12 @@ class LlmText:
             await self.hidden_states([0])
             return
         request = TextRequest(request_id="warm-up", prompt=[0], sampling=SamplingOverrides(max_tokens=1))
+        events = list[TextEvent]()
         try:
-            async with aclosing(self._generate(request, UNCOUNTED, is_counted=False)) as events:
-                num_tokens = sum([event.num_tokens async for event in events])
+            await self.generate(request, Called(events.append), is_counted=False)
         except SluiceError as error:
             raise SluiceError(error.code, f"the model failed when it was tried: {error.message}") from error
-        if num_tokens == 0:
+        if not any(event.num_tokens for event in events):
             raise SluiceError(ErrorCode.UNAVAILABLE, "the model generated nothing when it was tried")
 
     @property
@@ -219,30 +217,19 @@ class LlmText:
         """Wait until nothing is being generated."""
         await self.activity.texts.wait_idle()
 
-    def generate(
+    async def generate(
         self,
         request: TextRequest,
-        while_open: AbstractContextManager[object] = UNCOUNTED,
+        consumer: Consumer[TextEvent],
         on_detail: ObserveDetail | None = None,
-    ) -> AsyncGenerator[TextEvent, None]:
-        """Generate text as `TextModel.generate` does. `on_detail` gets the details of the engine's events before the
-        text event that they lead to."""
-        opened = DivertedGeneration()
-        events = self._generate(request, while_open, on_detail, opened, is_counted=True)
-        return RelayedEvents(events, opened.divert)
-
-    async def _generate(
-        self,
-        request: TextRequest,
-        while_open: AbstractContextManager[object],
-        on_detail: ObserveDetail | None = None,
-        opened: DivertedGeneration | None = None,
         *,
-        is_counted: bool,
-    ) -> AsyncGenerator[TextEvent, None]:
+        is_counted: bool = True,
+    ) -> None:
+        """Generate text as `TextModel.generate` does. `on_detail` gets the details of the engine's events before the
+        text event that they lead to. A request that is not counted is not measured."""
         measured, tape = self.measure(request, is_counted=is_counted), current_tape.get()
         taped = None if tape is None else TextTape(tape)
-        with while_open, self.activity.texts, client_max_tokens(request), measured as record:
+        with self.activity.texts, default_max_tokens(request), measured as record:
             if request.parameters:
                 refuse_parameters(self.name, request)
             request = await self.wake_engine(request)
@@ -257,48 +244,35 @@ class LlmText:
                 raise no_budget(request.thinking_token_budget, "whose answer is read as text")
             echo = await self._echo(request, token_ids) if request.echo else None
             has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-            logprobs = track_logprobs(sampling, self.tokenizer, token_ids, echo) if has_logprobs else None
             stream = TextStream(
                 self.tokenizer.detokenizer(form),
                 request.stop,
                 sampling,
                 len(token_ids),
-                logprobs,
+                track_logprobs(sampling, self.tokenizer, token_ids, echo) if has_logprobs else None,
                 includes_stop=request.form.include_stop_str_in_output,
                 prompt_token_ids=token_ids if request.form.return_token_ids else None,
                 notes_starts=bool(prompt_end),
             )
             predicted = await self.tokenizer.encode_prediction(request.prediction, self.max_model_len)
             weight = await record.admit(len(token_ids), sampling.max_tokens, request.adapter)
+            events = TextEvents(
+                stream,
+                record,
+                consumer,
+                prompt_end=prompt_end,
+                echo=echo,
+                is_echo_alone=request.sampling.get("max_tokens") == 0,
+                on_detail=on_detail,
+                on_end=self.activity.count_answer if is_counted else None,
+            )
 
             def start(resumed: Sequence[int] = ()) -> AbstractContextManager[GenerationStream]:
                 return self.activity.follow(self.submit(request, prompt, sampling, predicted, weight, resumed))
 
-            with start() if taped is None else TapedGeneration(taped, start) as generation:
-                if opened is not None and isinstance(generation, GenerationStream):
-                    opened.begin(generation, stream, record)
-                feed = timed_feed(stream.feed)
-                async for token_event in generation:
-                    if on_detail is not None and token_event.detail is not None:
-                        on_detail(token_event.detail)
-                    event = feed(token_event)
-                    if event is None:
-                        continue
-                    if prompt_end:
-                        event, prompt_end = with_prompt_end(event, prompt_end), ""
-                    if echo is not None:
-                        is_alone = request.sampling.get("max_tokens") == 0
-                        event, echo = echo.alone(event) if is_alone else echo.prepend_to(event), None
-                    if event.finish_reason is not None:
-                        generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
-                        check_complete(event)
-                        if is_counted:
-                            self.activity.count_answer(event.prompt_tokens, event.completion_tokens)
-                    record.observe(event)
-                    yield event
-                    if event.finish_reason is not None:
-                        return
-                raise AssertionError("the engine's events ended without a finish reason")
+            with start() if taped is None else nullcontext(TapedGeneration(taped, start)) as generation:
+                events.stop_generation = generation.stop
+                await generation.pass_to(events)
 
     async def wake_engine(self, request: TextRequest) -> TextRequest:
         """Wait for an engine where there is none, and return the request with the time that is left then."""

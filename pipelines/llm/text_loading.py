@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from sluice.engine.client.interface import Engine
+from sluice.engine.fleet.client import Engine
 from sluice.pipelines.chat.registry import ChatFormats, find_formats
 from sluice.pipelines.llm.services import DEFAULT_CHAT, ChatSettings
 from sluice.pipelines.llm.text import LlmText, TextOrigin

@@ -1,15 +1,15 @@
 """Which text model a name means: a model of the repository, or `base:adapter`, one of its LoRA adapters."""
 
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
 import sluice.pipelines.text.tensor_model  # noqa: F401 - registers the text model of models that are not LLMs
+from sluice.engine.client.stream import Consumer
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.llm.model import llm_text_of
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.text.model import UNCOUNTED, TextModel, fingerprint_of, text_model_of
+from sluice.pipelines.text.model import TextModel, fingerprint_of, text_model_of
 from sluice.pipelines.text.parts import ChatReader
 from sluice.pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
 from sluice.serving.model import Model
@@ -100,7 +100,5 @@ class AdapterText:
     def chat_reader(self, request: TextRequest) -> ChatReader | None:
         return self.base.chat_reader(request)
 
-    def generate(
-        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
-    ) -> AsyncGenerator[TextEvent, None]:
-        return self.base.generate(msgspec.structs.replace(request, adapter=self.adapter), while_open)
+    async def generate(self, request: TextRequest, consumer: Consumer[TextEvent]) -> None:
+        await self.base.generate(msgspec.structs.replace(request, adapter=self.adapter), consumer)

@@ -1,13 +1,15 @@
 """Generation with token ids as output, and token sequences as stop words."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
+from sluice.engine.client.stream import Consumer, GenerationStream
 from sluice.engine.types import FinishReason, TokenEvent
-from sluice.pipelines.llm.text import LlmText, ObserveDetail
-from sluice.pipelines.text.sampling import client_max_tokens
-from sluice.pipelines.text.stream import check_complete
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.text.consumers import ObserveDetail
+from sluice.pipelines.text.sampling import default_max_tokens
+from sluice.pipelines.text.stream import StreamRecord, check_complete
 from sluice.pipelines.text.types import TextDetail, TextEvent, TextRequest
 
 TokenSequences = tuple[tuple[int, ...], ...]
@@ -50,50 +52,61 @@ class StopSequences:
 async def generate_tokens(
     text: LlmText,
     request: TextRequest,
+    consumer: Consumer[TextEvent],
     stop: TokenSequences = (),
     bad: TokenSequences = (),
     on_detail: ObserveDetail | None = None,
-) -> AsyncGenerator[TokenPiece, None]:
-    """Generate up to and including the first of the `stop` sequences, without any of the `bad` ones. As with
-    `LlmText.generate`, the last piece has the finish reason, closing the generator cancels, and a refusal is raised at
-    the first piece. Stop strings of `request` are not searched."""
-    with client_max_tokens(request), text.measure(request) as record:
+) -> None:
+    """Push the pieces up to and including the first of the `stop` sequences, without any of the `bad` ones. As with
+    `LlmText.generate`, the last piece has the finish reason, cancelling the coroutine cancels the request, and a
+    refusal is raised. Stop strings of `request` are not searched."""
+    with default_max_tokens(request), text.measure(request) as record:
         request = await text.wake_engine(request)
         prompt = await text.prepare_shared(request.prompt)
         sampling = await text.sampling(request, len(prompt.token_ids))
         if bad:
             sampling = msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, *bad))
         weight = await record.admit(len(prompt.token_ids), sampling.max_tokens, request.adapter)
-        pieces = _Pieces(len(prompt.token_ids), StopSequences(stop, sampling.min_tokens))
+        stops = StopSequences(stop, sampling.min_tokens)
         with text.activity.follow(text.submit(request, prompt, sampling, weight=weight)) as generation:
-            async for event in generation:
-                if on_detail is not None and event.detail is not None:
-                    on_detail(event.detail)
-                piece = pieces.piece(event)
-                if piece.finish_reason is None:
-                    record.observe(piece)
-                    yield piece
-                    continue
-                generation.cancel()
-                check_complete(piece)
-                text.activity.count_answer(piece.prompt_tokens, piece.completion_tokens)
-                record.observe(piece)
-                yield piece
-                return
-            raise AssertionError("the engine's events ended without a finish reason")
+            await generation.pass_to(_Pieces(text, generation, record, consumer, stops, on_detail))
 
 
 class _Pieces:
-    """Makes pieces of the events of one generation, and counts tokens."""
+    """Passes on pieces of the events of one generation, and counts tokens."""
 
-    def __init__(self, num_prompt: int, stops: StopSequences) -> None:
-        self._num_prompt = num_prompt
+    def __init__(
+        self,
+        text: LlmText,
+        generation: GenerationStream,
+        record: StreamRecord,
+        consumer: Consumer[TextEvent],
+        stops: StopSequences,
+        on_detail: ObserveDetail | None,
+    ) -> None:
+        self._count_answer = text.activity.count_answer
+        self._generation = generation
+        self._record = record
+        self._pass_on = consumer.take
+        self.ready = consumer.ready
         self._stops = stops
+        self._on_detail = on_detail
         self._num_tokens = 0
         self._num_cached = 0
         self._total_log_prob: float | None = None
 
-    def piece(self, event: TokenEvent) -> TokenPiece:
+    def take(self, event: TokenEvent) -> bool:
+        if self._on_detail is not None and event.detail is not None:
+            self._on_detail(event.detail)
+        piece = self._piece(event)
+        if piece.finish_reason is not None:
+            self._generation.stop()
+            check_complete(piece)
+            self._count_answer(piece.prompt_tokens, piece.completion_tokens)
+        self._record.observe(piece)
+        return self._pass_on(piece)
+
+    def _piece(self, event: TokenEvent) -> TokenPiece:
         token_ids, reason = event.token_ids, event.finish_reason
         num_shown = len(token_ids) - (reason is FinishReason.STOP)
         end = self._stops.find(token_ids[:num_shown])
@@ -104,7 +117,7 @@ class _Pieces:
         return TokenPiece(
             text="",
             num_tokens=len(token_ids),
-            prompt_tokens=self._num_prompt,
+            prompt_tokens=len(self._generation.request.prompt_token_ids),
             completion_tokens=self._num_tokens,
             finish_reason=reason,
             cached_tokens=self._num_cached,

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import msgspec
 
-from sluice.engine.client.interface import Engine
+from sluice.engine.fleet.client import Engine
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.text.types import TextRequest
 

@@ -13,13 +13,14 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.encoding import Vector, Vectors
+from sluice.pipelines.encoding.encoder import TextEncoder
+from sluice.pipelines.encoding.llm_encoder import LlmEncoder
 from sluice.pipelines.rag import owner_keys
 from sluice.pipelines.rag.chunker import ChunkOptions, chunk_document
 from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
-from sluice.pipelines.rag.encoder import TextEncoder
-from sluice.pipelines.rag.llm_encoder import LlmEncoder
 from sluice.pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, check_question, search
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.types import (
     CollectionInfo,
     CollectionSpec,
@@ -29,13 +30,11 @@ from sluice.pipelines.rag.types import (
     RetrievalMode,
     StoredDocument,
     Upload,
-    Vector,
-    Vectors,
     check_id,
     hash_content,
 )
 from sluice.pipelines.text.citations import EncodingProgress
-from sluice.spans import span
+from sluice.record.spans import span
 
 DEFAULT_COLLECTION = "docs"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -96,7 +95,7 @@ class DocumentLibrary:
     """
 
     def __init__(
-        self, store: Store, find_encoder: Callable[[str], TextEncoder | LlmEncoder], settings: LibrarySettings
+        self, store: DocumentStore, find_encoder: Callable[[str], TextEncoder | LlmEncoder], settings: LibrarySettings
     ) -> None:
         self.settings = settings
         self._store = store
@@ -294,7 +293,7 @@ class DocumentLibrary:
             encoding.num_encoded += len(rows)
         return np.stack([vectors[row] for row in range(len(texts))]) if texts else np.zeros((0, dim), np.float32)
 
-    async def _open_store(self) -> Store:
+    async def _open_store(self) -> DocumentStore:
         """Return the store, opened on first use: a server that is asked for no documents needs none."""
         if not self._is_open:
             called_s = time.monotonic()

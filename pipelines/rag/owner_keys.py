@@ -5,19 +5,16 @@ import hmac
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.rag.types import CollectionSpec
+from sluice.pipelines.text.types import OWNER_KEY, OWNER_KEY_HEADER
 
-HEADER = "x-sluice-collection-key"
-"""The HTTP header that carries a key."""
-PARAMETER = "collection_key"
-"""The request parameter that carries a key in the v2 protocol."""
 MAX_CHARS = 256
 
 
 def check_new_key(key: str) -> None:
     """Check a new owner key. Raises SluiceError INVALID for one that some protocol could not carry."""
     if len(key) > MAX_CHARS or not key.isascii() or not key.isprintable():
-        message = f"an owner key must be at most {MAX_CHARS} printable ASCII characters ({HEADER})"
-        raise SluiceError(ErrorCode.INVALID, message, param=PARAMETER)
+        message = f"an owner key must be at most {MAX_CHARS} printable ASCII characters ({OWNER_KEY_HEADER})"
+        raise SluiceError(ErrorCode.INVALID, message, param=OWNER_KEY)
 
 
 def hash_key(key: str) -> str:
@@ -37,6 +34,10 @@ def check_access(spec: CollectionSpec, key: str) -> None:
     """Check that `key` grants access to the collection. Raises SluiceError FORBIDDEN, which never repeats the key."""
     if grants_access(spec, key):
         return
-    fault = f"the {HEADER} given is not one of its keys" if key else f"send its key in the header {HEADER}"
-    message = f"collection '{spec.name}' has an owner: {fault} (request parameter {PARAMETER} in the v2 protocol)"
+    fault = (
+        f"the {OWNER_KEY_HEADER} given is not one of its keys"
+        if key
+        else f"send its key in the header {OWNER_KEY_HEADER}"
+    )
+    message = f"collection '{spec.name}' has an owner: {fault} (request parameter {OWNER_KEY} in the v2 protocol)"
     raise SluiceError(ErrorCode.FORBIDDEN, message, param="collection")

@@ -9,14 +9,16 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.encoding import Vector
+from sluice.pipelines.encoding.reranker import ModelReranker, PairTokenizer
 from sluice.pipelines.rag import owner_keys
 from sluice.pipelines.rag.filters import Filter, parse_filter
 from sluice.pipelines.rag.library import DEFAULT_COLLECTION, DocumentLibrary
-from sluice.pipelines.rag.retrieval.reranker import ModelReranker, PairTokenizer
 from sluice.pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K, Reranker, SearchOptions, SearchQuery
-from sluice.pipelines.rag.types import Hit, RetrievalMode, Vector, build_source
+from sluice.pipelines.rag.types import Hit, RetrievalMode, build_source
 from sluice.pipelines.text.citations import EncodingProgress, encode_progress, encode_source
 from sluice.pipelines.text.text_tensors import build_text_tensor, read_text_rows
+from sluice.pipelines.text.types import OWNER_KEY
 from sluice.serving.backend import Backend, BackendContext
 from sluice.serving.config.completion import DeclaredTensor, complete_tensors
 from sluice.serving.config.parameters import ParameterReader
@@ -108,7 +110,7 @@ def parse_request(parameters: Parameters, settings: RetrieverSettings) -> Retrie
     return RetrieverRequest(
         collection=given.text("collection", settings.collection, _MAX_NAME_CHARS),
         fallback_collection="" if "collection" in parameters else settings.fallback_collection,
-        key=given.text(owner_keys.PARAMETER, "", owner_keys.MAX_CHARS),
+        key=given.text(OWNER_KEY, "", owner_keys.MAX_CHARS),
         options=replace(
             defaults,
             mode=given.choice("mode", defaults.mode),

@@ -1,36 +1,22 @@
 """Values of retrieval: collections, uploads, documents and their chunks, a store's queries and the hits it returns."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 
 from sluice.errors import invalid
+from sluice.pipelines.encoding import Vector
 from sluice.pipelines.rag.filters import Filter
 from sluice.pipelines.text.citations import Source
 
 _MAX_ID_CHARS = 512
 
-Vectors = npt.NDArray[np.float32]
-"""[n, dim] float32, each row of length 1."""
-Vector = npt.NDArray[np.float32]
-"""[dim] float32, of length 1."""
-
 Metadata = Mapping[str, str | int | float | bool | None]
 """Attributes that a client gives a document, for filters to match."""
-
-
-AdmitTokens = Callable[[int], Awaitable[None]]
-"""Asks whether so many tokens may be encoded. Raises SluiceError where not."""
-
-
-async def admit_all(num_tokens: int) -> None:
-    """Let any number of tokens be encoded."""
 
 
 class DocumentFormat(StrEnum):

@@ -14,8 +14,8 @@ from sluice.pipelines.llm.parse import parse_timeout
 from sluice.pipelines.llm.services import RequestLimits
 from sluice.pipelines.remote.errors import ApiErrors, parse_retry_after
 from sluice.pipelines.remote.options import DEFAULT_TIMEOUT_S, RemoteOptions, read_headers, read_key
+from sluice.record.spans import current_span
 from sluice.serving.request import InferRequest
-from sluice.spans import current_span
 
 if TYPE_CHECKING:
     from httpx2 import Response

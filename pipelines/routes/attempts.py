@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -127,7 +128,7 @@ class Attempts:
             if lookup.event is not None:
                 candidate.target.note_cached()
                 return Answer(None, lookup.event, lookup, candidate, number)
-            attempt = Attempt(candidate.target, lambda: self._source.generate(lookup))
+            attempt = Attempt(candidate.target, partial(self._source.generate, lookup))
             return Answer(attempt, await attempt.begin(), lookup, candidate, number)
         except SluiceError as error:
             if error.is_senders_limit or not (error.exceeds_context or error.code in _GOES_ON):

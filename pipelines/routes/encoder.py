@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
 from sluice.pipelines.answers.cache import Embedder
 from sluice.pipelines.answers.notes import current_notes
-from sluice.pipelines.rag.encoder import Embeddings
-from sluice.pipelines.rag.encoder_signature import Inputs
-from sluice.pipelines.rag.types import AdmitTokens, admit_all
+from sluice.pipelines.encoding import AdmitTokens, admit_all
+from sluice.pipelines.encoding.encoder import Embeddings
+from sluice.pipelines.encoding.signature import Inputs
 from sluice.pipelines.routes.route import Route, join_failures
 from sluice.pipelines.routes.target import Target
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
+from asyncio import FIRST_COMPLETED
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from types import TracebackType
 
+from sluice.engine.client.stream import Consumer
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
 from sluice.pipelines.routes.breaker import BreakerState, CircuitBreaker, Pass
 from sluice.pipelines.routes.settings import BreakerSettings, TargetSettings
+from sluice.pipelines.text.consumers import Generate, give
 from sluice.pipelines.text.types import TextEvent
 
 log = logging.getLogger(__name__)
@@ -64,50 +64,66 @@ class Target:
 
 
 class Attempt:
-    """One request to one target, from its start to its end, which `async with` brings about.
+    """One request to one target, from its start to its end, and the consumer of its events.
 
-    `begin` awaits the first event, and the rest follows from `events`. An attempt that fails or is cancelled in `begin`
+    `begin` awaits the first event, and the others wait for `pass_to`. An attempt that fails or is cancelled in `begin`
     has ended.
     """
 
-    def __init__(self, target: Target, generate: Callable[[], AsyncGenerator[TextEvent, None]]) -> None:
-        """`generate` makes the stream of the target's answer."""
+    def __init__(self, target: Target, generate: Generate) -> None:
+        """`generate` generates the target's answer."""
         self.target = target
         self._generate = generate
+        self._first: asyncio.Future[TextEvent] = asyncio.get_running_loop().create_future()
+        self._opened: asyncio.Future[Consumer[TextEvent]] = asyncio.get_running_loop().create_future()
+
+    def take(self, event: TextEvent) -> bool:
+        if self._opened.done():
+            return self._opened.result().take(event)
+        self._first.set_result(event)
+        return False
+
+    async def ready(self) -> None:
+        consumer = await self._opened
+        await consumer.ready()
 
     async def begin(self) -> TextEvent:
         """Ask the target and return its first event. Raises its error, and DEADLINE where it takes too long."""
-        self.events = self._generate()
         self._pass = self.target.breaker.enter()
+        self._work = asyncio.ensure_future(self._generate(self))
         timeout_s = self.target.settings.timeout_s
         try:
-            try:
-                async with asyncio.timeout(timeout_s) as timeout:
-                    first = await anext(self.events)
-            except TimeoutError:
-                if not timeout.expired():
-                    raise
+            done, _ = await asyncio.wait((self._first, self._work), timeout=timeout_s, return_when=FIRST_COMPLETED)
+            if not done:
                 message = f"model '{self.target.name}' gave no token within {timeout_s:g} s"
-                raise SluiceError(ErrorCode.DEADLINE, message) from None
+                raise SluiceError(ErrorCode.DEADLINE, message)
+            if not self._first.done():
+                await self._work  # it failed
+            first = self._first.result()
         except BaseException as error:
-            await self.events.aclose()
-            self.target.note_end(self._pass, error)
+            await self._end(error)
             raise
         if self._pass.is_probe:  # a long answer shall not keep others from the target
             self.target.breaker.succeed(self._pass)
             self._pass = self.target.breaker.enter()
         return first
 
+    async def pass_to(self, consumer: Consumer[TextEvent], first: TextEvent) -> None:
+        """Push the `first` event of an attempt that has begun, and what follows it. Raises as `TextModel.generate`."""
+        try:
+            await give(consumer, first)
+            self._opened.set_result(consumer)
+            await self._work
+        except BaseException as error:
+            await self._end(error)
+            raise
+        self.target.note_end(self._pass, None)
+
     async def discard(self) -> None:
         """End an attempt that has begun, and whose answer nobody wants."""
-        async with aclosing(self.events):
-            self.target.note_end(self._pass, asyncio.CancelledError())
+        await self._end(asyncio.CancelledError())
 
-    async def __aenter__(self) -> "Attempt":
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        async with aclosing(self.events):
-            self.target.note_end(self._pass, error)
+    async def _end(self, error: BaseException) -> None:
+        self.target.note_end(self._pass, error)
+        self._work.cancel()
+        await asyncio.gather(self._work, return_exceptions=True)

@@ -1,10 +1,10 @@
 """A route as a text model, for one request: it answers with the first of its targets that can."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 
 import msgspec
 
+from sluice.engine.client.stream import Consumer
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.answers.cache import AnswerSource
 from sluice.pipelines.answers.notes import current_notes
@@ -12,7 +12,8 @@ from sluice.pipelines.llm.text_models import model_and_adapter
 from sluice.pipelines.routes.attempts import Attempts
 from sluice.pipelines.routes.reader import RouteReader
 from sluice.pipelines.routes.route import Candidate, Route, known_lengths
-from sluice.pipelines.text.model import UNCOUNTED, fingerprint_of
+from sluice.pipelines.text.consumers import give
+from sluice.pipelines.text.model import fingerprint_of
 from sluice.pipelines.text.parts import ChatReader
 from sluice.pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextDetail, TextEvent, TextRequest
 
@@ -85,26 +86,20 @@ class RoutedText:
         self._is_read = True
         return RouteReader(readers)
 
-    async def generate(
-        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
-    ) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, request: TextRequest, consumer: Consumer[TextEvent]) -> None:
         """Generate text as `TextModel.generate`. Before the first event another target may take the place of one that
         cannot answer; after it nothing is tried again."""
-        with while_open:
-            answer = await Attempts(self.route, self._candidates, request, self._source).begin()
-            target, notes = answer.candidate.target, current_notes.get()
-            self.route.note_asked(*model_and_adapter(answer.candidate.model))
-            answer.lookup.note()
-            if notes is not None:
-                notes.note_target(target.name, answer.num_attempts)
-            first = _with_target(answer.first, target.name) if self._is_read else answer.first
-            if answer.attempt is None:
-                yield first
-                return
-            async with answer.attempt:
-                yield first
-                async for event in answer.attempt.events:
-                    yield event
+        answer = await Attempts(self.route, self._candidates, request, self._source).begin()
+        target, notes = answer.candidate.target, current_notes.get()
+        self.route.note_asked(*model_and_adapter(answer.candidate.model))
+        answer.lookup.note()
+        if notes is not None:
+            notes.note_target(target.name, answer.num_attempts)
+        first = _with_target(answer.first, target.name) if self._is_read else answer.first
+        if answer.attempt is None:
+            await give(consumer, first)
+        else:
+            await answer.attempt.pass_to(consumer, first)
 
 
 def _with_target(event: TextEvent, target: str) -> TextEvent:

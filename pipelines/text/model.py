@@ -1,19 +1,16 @@
 """The interface of everything that generates text: language models, their adapters, and pipelines around them."""
 
-from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, singledispatch
 from hashlib import blake2b
 from importlib.metadata import version
 from typing import Protocol
 
+from sluice.engine.client.stream import Consumer
 from sluice.errors import invalid
 from sluice.pipelines.text.parts import ChatReader
 from sluice.pipelines.text.types import AS_IT_IS, Conversation, Prompt, PromptForm, TextEvent, TextRequest
 from sluice.serving.model import Model
 
-UNCOUNTED: AbstractContextManager[object] = nullcontext()
-"""A context for generations of which nobody counts how many are open."""
 UNCOUNTED_IMAGES = " here: how many tokens an image takes is known when an answer to it is generated"
 
 
@@ -76,14 +73,11 @@ class TextModel(Protocol):
         model cannot take, naming the field."""
         ...
 
-    def generate(
-        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
-    ) -> AsyncGenerator[TextEvent, None]:
-        """Generate text. The last event has the finish reason. Closing the generator cancels the request.
+    async def generate(self, request: TextRequest, consumer: Consumer[TextEvent]) -> None:
+        """Generate text, and push it to `consumer`. The last event has the finish reason. Cancelling the coroutine
+        cancels the request. A retrieval comes in an event of its own, before the first text.
 
-        The generator is in the context `while_open` from its start to its end. A generator that is closed before its
-        first event has not started. A retrieval comes in an event of its own, before the first text. Raises SluiceError
-        at the first event where the request is refused, and at a later one where it failed.
+        Raises SluiceError before the first event where the request is refused, and after it where it failed.
         """
         ...
 

@@ -1,7 +1,6 @@
 """How tokens are sampled: a model's defaults, fields of some runtimes only, bad words, biased words.
 `build_request_parameters` translates a request's fields for a language model that is called through tensors."""
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,16 +89,13 @@ def drop_neutral_fields(sent: SamplingOverrides, supported: Collection[str]) -> 
 
 
 @contextmanager
-def client_max_tokens(request: TextRequest) -> Iterator[None]:
-    """Make the errors of a context name `max_tokens` as the client of `request` does, or as the default that it is."""
+def default_max_tokens(request: TextRequest) -> Iterator[None]:
+    """Make the errors of a context say that `max_tokens` is the default, where `request` has none."""
     try:
         yield
     except SluiceError as error:
-        is_sent = "max_tokens" in request.sampling
-        shown = request.max_tokens_name if is_sent else "the default max_tokens"
-        error.message = re.sub(r"\bmax_tokens\b", shown, error.message)
-        if error.param == "max_tokens":
-            error.param = request.max_tokens_name
+        if "max_tokens" not in request.sampling:
+            error.describe("max_tokens", "the default max_tokens")
         raise
 
 

@@ -15,7 +15,7 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.text.detokenizer import Detokenizer
 from sluice.pipelines.text.logprobs import LogprobTracker
 from sluice.pipelines.text.types import ENDED_EARLY, EncodedPrompt, PlainPrompt, Prompt, TextDetail, TextEvent
-from sluice.spans import current_span
+from sluice.record.spans import current_span
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
@@ -57,26 +57,28 @@ class TextStream:
         self._starts = array("I") if notes_starts else None
         self._made = 0
         """Characters that the tokens in `_starts` stand for."""
-        self.is_plain = self._stops is None and logprobs is None and not notes_starts
+        self._is_plain = self._stops is None and logprobs is None and not notes_starts
         """Whether an event shows all of its tokens, and never ends the text before them."""
         self._completion_tokens = 0
         self._reported_tokens = 0
 
     def feed(self, event: TokenEvent) -> TextEvent | None:
-        """Return the text that `event` completes, or None where it completes none. Nothing follows a last event."""
+        """Return the text that `event` completes, empty where its tokens complete none. None where it has no tokens.
+        Nothing follows a last event."""
         if event.detail is not None:
             self._note(event.detail)
         token_ids, finish_reason = event.token_ids, event.finish_reason
         if finish_reason is FinishReason.STOP and not self._includes_stop:
             return self._finish_by_token(token_ids[:-1], token_ids[-1])
         text = self._show(token_ids)
+        if finish_reason is None and self._stops is None:
+            return self._event(text) if token_ids else None
         if self._matched is not None:
             return self._event(text, FinishReason.STOP, self._matched)
-        if finish_reason is FinishReason.STOP:
-            return self._finish(text, finish_reason, self._stop_token(token_ids[-1]))
-        if finish_reason is not None:
-            return self._finish(text, finish_reason, None)
-        return self._event(text) if text else None
+        if finish_reason is None:
+            return self._event(text) if token_ids else None
+        stop_reason = self._stop_token(token_ids[-1]) if finish_reason is FinishReason.STOP else None
+        return self._finish(text, finish_reason, stop_reason)
 
     def _note(self, detail: EventDetail) -> None:
         if detail.num_cached_tokens is not None:
@@ -117,7 +119,7 @@ class TextStream:
         return self._stops.matched if self._stops is not None else None
 
     def _show(self, token_ids: Sequence[int]) -> str:
-        if self.is_plain:
+        if self._is_plain:
             self._completion_tokens += len(token_ids)
             if self._token_ids is not None:
                 self._token_ids += token_ids

@@ -1,7 +1,7 @@
 """Any served model as a text model, called through its tensors: an ensemble that answers questions, a hosted LLM."""
 
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -9,19 +9,20 @@ import msgspec
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from sluice.engine.client.stream import Consumer
 from sluice.engine.types import FinishReason
 from sluice.engine.validation import check_sampling
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.text.citations import EncodingProgress, Source, cite, decode_progress, decode_source
+from sluice.pipelines.text.consumers import give
 from sluice.pipelines.text.model import (
-    UNCOUNTED,
     TextModel,
     fingerprint_of,
     refuse_images,
     refuse_parameters,
     text_model_of,
 )
-from sluice.pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens, not_passed_on
+from sluice.pipelines.text.sampling import SamplingDefaults, build_request_parameters, default_max_tokens, not_passed_on
 from sluice.pipelines.text.stream import sent_prompt
 from sluice.pipelines.text.text_tensors import encode_messages
 from sluice.pipelines.text.types import (
@@ -171,11 +172,9 @@ class TensorText:
             reason = "is called with tensors, which have no place for tools; leave them out, or name a language model"
             raise invalid("tools", f"model '{self.name}' {reason}")
 
-    async def generate(
-        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
-    ) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, request: TextRequest, consumer: Consumer[TextEvent]) -> None:
         """Generate text as `TextModel.generate` does. Raises INVALID, by name, for fields that tensors cannot carry."""
-        with while_open, client_max_tokens(request):
+        with default_max_tokens(request):
             if not self.takes_parameters:
                 refuse_parameters(self.name, request)
             # The language model would only refuse fields out of range with the sources already sent.
@@ -185,7 +184,7 @@ class TensorText:
             async with aclosing(infer_stream(self.model, self._infer_request(request))) as responses:
                 async for response in responses:
                     for event in stream.feed(response):
-                        yield event
+                        await give(consumer, event)
 
     def _infer_request(self, request: TextRequest) -> InferRequest:
         text, history = self._split_prompt(request.prompt)

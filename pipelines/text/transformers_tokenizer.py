@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ TOKENIZER_FILES = (
 )
 """A tokenizer has at least one of these files. From config.json alone transformers would make an empty one."""
 
+_BY_LIBRARIES = {"tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.tiktoken"}
+_LIBRARIES = ("sentencepiece", "tiktoken")
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 _LOADING = Lock()
@@ -35,6 +38,10 @@ def load_tokenizer(path: Path) -> Any:
     if not any((path / name).is_file() for name in TOKENIZER_FILES):
         files = ", ".join(TOKENIZER_FILES)
         raise SluiceError(ErrorCode.UNAVAILABLE, f"{path} has no tokenizer; one of these is needed: {files}")
+    is_by_library = any((path / name).is_file() for name in _BY_LIBRARIES) and not (path / "tokenizer.json").is_file()
+    if is_by_library and (missing := [name for name in _LIBRARIES if find_spec(name) is None]):
+        message = f"the tokenizer of {path} needs {missing[0]}, which is not here: pip install 'sluice[tokenizers]'"
+        raise SluiceError(ErrorCode.UNAVAILABLE, message)
     with _LOADING:
         return _transformers_loader(path)(path, local_files_only=True, trust_remote_code=False)
 

@@ -8,6 +8,11 @@ import msgspec
 from sluice.engine.types import FinishReason
 from sluice.pipelines.text.citations import Citation, EncodingProgress, Source
 
+OWNER_KEY = "collection_key"
+"""The request parameter that carries the owner key of the collection that a pipeline looks into."""
+OWNER_KEY_HEADER = "x-sluice-collection-key"
+"""The HTTP header that carries one."""
+
 
 class ToolCall(msgspec.Struct, frozen=True):
     """A call of a function that the model made. `arguments` is the text of a JSON object."""
@@ -139,7 +144,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     The weights of `biased_words` are added to the logits of those words' tokens, on top of `sampling.logit_bias`. With
     `echo` the text begins with the prompt, and requested log probabilities begin with those of the prompt's tokens.
-    With `echo` and a `max_tokens` of 0 the text is the prompt alone. `max_tokens_name` is the client's name of it.
+    With `echo` and a `max_tokens` of 0 the text is the prompt alone.
     Priority, tenant, salt, timeouts and adapter are those of `sluice.engine.types.GenerateRequest`. `parameters` are
     further request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language model alone refuses
     them.
@@ -149,7 +154,6 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Prompt
     sampling: SamplingOverrides = {}
     default_max_tokens: int | None = None
-    max_tokens_name: str = "max_tokens"
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     biased_words: tuple[tuple[str, float], ...] = ()
@@ -241,12 +245,12 @@ class TextDetail(msgspec.Struct, frozen=True):
 class TextEvent(msgspec.Struct, frozen=True, gc=False):
     """A piece of generated text. Only the last event of a request has a finish reason.
 
-    `text` is empty only on the last event and on one that only carries a retrieval. `num_tokens` counts the tokens
-    generated since the previous event, whether or not they show in `text`. `stop_reason` is the requested stop string
-    or stop token id that ended the text; None for the model's own end of sequence. `prompt_tokens` and
-    `completion_tokens` are totals up to and including this event. `cached_tokens` counts prompt tokens that were
-    found in the prefix cache. A pipeline's counts are 0 except on the last event, and 0 there too where its model
-    does not count.
+    `text` is empty where the tokens complete none: half a character, or what may begin a stop string. `num_tokens`
+    counts the tokens generated since the previous event, whether or not they show in `text`. `stop_reason` is the
+    requested stop string or stop token id that ended the text; None for the model's own end of sequence.
+    `prompt_tokens` and `completion_tokens` are totals up to and including this event. `cached_tokens` counts prompt
+    tokens that were found in the prefix cache. A pipeline's counts are 0 except on the last event, and 0 there too
+    where its model does not count.
     """
 
     text: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sluice.errors import SluiceError, invalid
+from sluice.errors import SluiceError, invalid, named
 from sluice.pipelines.rag.prompts.templates import NO_ANSWER_PLACE, NumberedPassage, PromptTemplate, build_messages
 from sluice.pipelines.rag.prompts.tokens import PromptTokens
 from sluice.pipelines.text.citations import Source
@@ -114,8 +114,8 @@ async def _shrink(selection: PromptSelection, draft: "_Draft", budget: TokenBudg
 def _too_long(budget: TokenBudget, excess: int) -> SluiceError:
     message = (
         f"the question is {excess} tokens too long: of the {budget.max_context} tokens of model '{budget.llm}' "
-        f"{budget.for_answer} are kept for the answer (max_tokens), which leaves {budget.for_prompt} for instructions "
-        "and question"
+        f"{budget.for_answer} are kept for the answer ({named('max_tokens')}), which leaves {budget.for_prompt} for "
+        "instructions and question"
     )
     return invalid("query", message)
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sluice.pipelines.rag.retrieval.question_words import subject_words
+from sluice.pipelines.rag.retrieval.search import subject_words
 
 _HEADING = re.compile(r"\s*#{1,6}\s+")
 _PLAIN_HEADING = re.compile(r"[A-Z][A-Z ]{2,40}| {1,4}[A-Z][\w ]{2,40}:")

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid, named
 from sluice.pipelines.llm.model import llm_text_of
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.rag.prompts.assembly import TokenBudget
@@ -46,8 +46,8 @@ class LanguageModel:
         default = min(self._settings.max_tokens, max_context // 2)
         for_answer = default if max_tokens is None else max_tokens
         if for_answer >= max_context:
-            message = f"parameter 'max_tokens' must be below the {max_context} tokens of model '{self._settings.llm}'"
-            raise SluiceError(ErrorCode.INVALID, f"{message}, got {for_answer}", param="max_tokens")
+            longest = f"must be below the {max_context} tokens of model '{self._settings.llm}', got {for_answer}"
+            raise invalid("max_tokens", f"parameter '{named('max_tokens')}' {longest}")
         return self._counter(text), TokenBudget(self._settings.llm, max_context, for_answer)
 
     @property

@@ -13,7 +13,7 @@ from sluice.pipelines.rag.prompts.templates import TEMPLATES, TemplateName
 from sluice.pipelines.rag.retrieval.search import MAX_TOP_K
 from sluice.pipelines.text.text_tensors import decode_messages
 from sluice.pipelines.text.tokenizer import ROLES
-from sluice.pipelines.text.types import ChatMessage
+from sluice.pipelines.text.types import OWNER_KEY, ChatMessage
 from sluice.serving.config.parameters import ParameterReader
 from sluice.serving.request import InferRequest, Parameters
 
@@ -87,7 +87,7 @@ def parse_request(request: InferRequest) -> RagPromptRequest:
     """Parse a request's parameters; those of other ensemble steps are ignored. Raises INVALID, naming the parameter."""
     parameters = request.parameters
     given = ParameterReader(parameters)
-    for name, max_chars in ((SALT_PARAMETER, MAX_SALT_CHARS), (owner_keys.PARAMETER, owner_keys.MAX_CHARS)):
+    for name, max_chars in ((SALT_PARAMETER, MAX_SALT_CHARS), (OWNER_KEY, owner_keys.MAX_CHARS)):
         given.text(name, "", max_chars)
     size = next((name for name in _MAX_TOKENS_NAMES if name in parameters), None)
     return RagPromptRequest(
@@ -132,4 +132,4 @@ def derive_salt(tenant: str, collection_key: str) -> str:
 def choose_salt(tenant: str, parameters: Parameters) -> str:
     """Return the request's own salt, else the derived one. The types of the parameters are already checked."""
     given = parameters.get(SALT_PARAMETER, "")
-    return str(given) or derive_salt(tenant, str(parameters.get(owner_keys.PARAMETER, "")))
+    return str(given) or derive_salt(tenant, str(parameters.get(OWNER_KEY, "")))

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sluice.pipelines.rag.types import Hit, Vectors
+from sluice.pipelines.encoding import Vectors
+from sluice.pipelines.rag.types import Hit
 
 _RUN_WORDS = 5
 """Consecutive words by which texts are compared: shorter runs coincide by chance."""

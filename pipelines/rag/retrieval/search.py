@@ -1,20 +1,32 @@
 """One search: a store's candidates are fused into one ranking, reranked, deduplicated, diversified and cut."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sluice.errors import invalid
+from sluice.pipelines.encoding import Vector
 from sluice.pipelines.rag.filters import Filter
 from sluice.pipelines.rag.retrieval.diversity import diversify, drop_duplicates
-from sluice.pipelines.rag.retrieval.question_words import mentions_subject, subject_words
-from sluice.pipelines.rag.stores.base import Store
-from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode, Vector
+from sluice.pipelines.rag.stores.base import DocumentStore
+from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode
 
 MAX_TOP_K = 100
 MAX_CANDIDATES = 1000
 MAX_QUESTION_CHARS = 262_144
 """Each additional million characters would block the event loop, and so all clients, for about a second."""
+_WORD = re.compile(r"\w+")
+_COMMON = frozenset(
+    _WORD.findall(
+        "a about all also an and any are as at be been but by can could did do does doing done for from get give had "
+        "has have he her his how i if in into is it its just let many may me mean means might more most much must my "
+        "no not of on one or other our out please say says shall she should so some such tell than that the their "
+        "them then there these they this those to up us use used using was we were what when where which while who "
+        "whom whose why will with would you your"
+    )
+)
+"""English words that do not tell what a question is about; nearly every text has some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +72,7 @@ def check_question(question: str) -> None:
 
 
 async def search(
-    store: Store, collection: str, query: SearchQuery, options: SearchOptions, reranker: Reranker | None = None
+    store: DocumentStore, collection: str, query: SearchQuery, options: SearchOptions, reranker: Reranker | None = None
 ) -> list[Hit]:
     """Return at most `options.top_k` chunks, best first. Raises what the store and the reranker raise."""
     candidates = await store.candidates(collection, _candidate_query(query, options))
@@ -160,3 +172,16 @@ def add_similarities(hits: Sequence[Hit], vector: Vector | None) -> list[Hit]:
 def _merge_hits(one: Hit, other: Hit) -> Hit:
     similarity = one.similarity if one.similarity is not None else other.similarity
     return replace(one, similarity=similarity, vector=one.vector if one.vector is not None else other.vector)
+
+
+def subject_words(question: str) -> frozenset[str]:
+    """Return the words that tell what the question is about. Names like `max_num_seqs` stay whole."""
+    return frozenset(_WORD.findall(question.casefold())) - _COMMON
+
+
+def mentions_subject(hit: Hit, words: frozenset[str]) -> bool:
+    """Whether chunk, heading and title contain at least half of `words`. One of several may be there by chance."""
+    if not words:
+        return False
+    found = words.intersection(_WORD.findall(f"{hit.title} {hit.heading} {hit.text}".casefold()))
+    return 2 * len(found) >= len(words)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from sluice.pipelines.encoding import Vectors
 from sluice.pipelines.rag.types import (
     CandidateHits,
     CandidateQuery,
@@ -11,11 +12,10 @@ from sluice.pipelines.rag.types import (
     DocumentChunk,
     DocumentInfo,
     StoredDocument,
-    Vectors,
 )
 
 
-class Store(ABC):
+class DocumentStore(ABC):
     """Keeps collections of documents, their chunks and vectors.
 
     Methods run on the event loop and never block it. A document is replaced or deleted in one transaction: a search

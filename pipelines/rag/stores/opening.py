@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from sluice.errors import invalid
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -15,7 +15,7 @@ _MEMORY = ":memory:"
 _TAKEN = "give a path, sqlite:///path, :memory: or postgresql://user@host/database"
 
 
-def open_store(url_or_path: str) -> Store:
+def open_store(url_or_path: str) -> DocumentStore:
     """Create the store for a URL or path, not connected yet.
 
     A path or sqlite:///path is a SQLite file, `:memory:` a temporary one, postgresql://... a Postgres database.
@@ -41,13 +41,13 @@ def _path_of_url(url: str) -> str:
     return path
 
 
-def _sqlite(path: str, given: str) -> Store:
+def _sqlite(path: str, given: str) -> DocumentStore:
     if not path.strip() or "\0" in path:
         raise invalid("store", f"{given!r} names no file; {_TAKEN}")
     return SqliteStore(None if path == _MEMORY else Path(os.path.expanduser(path)))
 
 
-def _postgres(url: str) -> Store:
+def _postgres(url: str) -> DocumentStore:
     try:
         importlib.import_module("psycopg")
     except ImportError as error:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.encoding import Vectors
 from sluice.pipelines.rag.stores.postgres import rows, schema
-from sluice.pipelines.rag.stores.postgres.connections import PostgresSession
 from sluice.pipelines.rag.stores.postgres.rows import make_storable
-from sluice.pipelines.rag.types import CollectionInfo, CollectionSpec, DocumentInfo, StoredDocument, Vectors
+from sluice.pipelines.rag.types import CollectionInfo, CollectionSpec, DocumentInfo, StoredDocument
+from sluice.state.postgres import PostgresSession
 
 _COLLECTION_COLUMNS = "id, name, encoder, dim, key_hashes, num_documents, num_chunks, num_terms, created_s"
 _NUM_COLLECTION_COLUMNS = 9

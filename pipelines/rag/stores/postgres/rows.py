@@ -9,16 +9,9 @@ import numpy as np
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
+from sluice.pipelines.encoding import Vector
 from sluice.pipelines.rag.stores.postgres.terms import SearchTerms, extract_terms
-from sluice.pipelines.rag.types import (
-    DocumentChunk,
-    DocumentFormat,
-    DocumentInfo,
-    Hit,
-    Metadata,
-    StoredDocument,
-    Vector,
-)
+from sluice.pipelines.rag.types import DocumentChunk, DocumentFormat, DocumentInfo, Hit, Metadata, StoredDocument
 
 INFO_COLUMNS = "id, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")

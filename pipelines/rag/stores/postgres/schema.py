@@ -8,7 +8,7 @@ from typing import Any
 
 from psycopg import errors, sql
 
-from sluice.pipelines.rag.stores.postgres.connections import PostgresSession
+from sluice.state.postgres import PostgresSession
 
 MAX_INDEXED_DIM = 2000
 """pgvector's HNSW takes no longer vectors; collections with longer ones are compared one by one."""

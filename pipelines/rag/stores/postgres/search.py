@@ -16,15 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from sluice.pipelines.encoding import Vector
 from sluice.pipelines.rag.filters import Condition, Filter, Operator, Scalar
 from sluice.pipelines.rag.stores.postgres import rows
-from sluice.pipelines.rag.stores.postgres.connections import PostgresSession
 from sluice.pipelines.rag.stores.postgres.documents import CollectionRow
 from sluice.pipelines.rag.stores.postgres.index_trial import MAX_EF_SEARCH, IndexTrial
 from sluice.pipelines.rag.stores.postgres.rows import make_storable
 from sluice.pipelines.rag.stores.postgres.schema import MAX_INDEXED_DIM
 from sluice.pipelines.rag.stores.postgres.terms import extract_query_terms
-from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit, Vector
+from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit
+from sluice.state.postgres import PostgresSession
 
 Expression: TypeAlias = tuple[str, list[Any]]
 """SQL, and the parameters of its placeholders in order."""

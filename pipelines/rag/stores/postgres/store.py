@@ -7,22 +7,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
+import numpy as np
 import psycopg
 
 from sluice.errors import invalid
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.encoding import Vectors
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.stores.postgres import documents, rows, schema, search
-from sluice.pipelines.rag.stores.postgres.connections import (
-    GONE_ERRORS,
-    LOST_RACE_ERRORS,
-    ConnectionLimits,
-    PostgresPool,
-    PostgresSession,
-    format_reason,
-    parse_address,
-    translate_error,
-    unavailable,
-)
 from sluice.pipelines.rag.stores.postgres.index_trial import IndexTrials
 from sluice.pipelines.rag.stores.postgres.rows import make_storable
 from sluice.pipelines.rag.stores.postgres.search import SearchTuning
@@ -34,7 +25,17 @@ from sluice.pipelines.rag.types import (
     DocumentChunk,
     DocumentInfo,
     StoredDocument,
-    Vectors,
+)
+from sluice.state.postgres import (
+    GONE_ERRORS,
+    LOST_RACE_ERRORS,
+    ConnectionLimits,
+    PostgresPool,
+    PostgresSession,
+    format_reason,
+    parse_address,
+    translate_error,
+    unavailable,
 )
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ _MAX_ATTEMPTS = 3
 """Attempts of a call that loses a race for locks, such as against the deletion of its collection."""
 
 
-class PostgresStore(Store):
+class PostgresStore(DocumentStore):
     """A store in Postgres 13 or newer with pgvector 0.5 or newer. `connections.parse_address` parses `url`, and raises.
 
     Any number of stores, in any number of processes, may share a database. Used on the event loop's thread only.
@@ -161,7 +162,7 @@ class PostgresStore(Store):
     async def _prepare_now(self) -> None:
         async with self._pool.new_session() as session:
             vector_oid = await schema.prepare(session, self._address.schema)
-        await self._pool.set_vector_dumper(rows.build_vector_dumper(vector_oid))
+        await self._pool.set_dumper(np.ndarray, rows.build_vector_dumper(vector_oid))
         self._is_prepared = True
 
 

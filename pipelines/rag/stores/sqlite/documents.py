@@ -9,6 +9,7 @@ import numpy as np
 import orjson
 
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.encoding import Vectors
 from sluice.pipelines.rag.stores.sqlite import filter_sql, schema, segments, word_index
 from sluice.pipelines.rag.types import (
     CollectionInfo,
@@ -18,9 +19,8 @@ from sluice.pipelines.rag.types import (
     DocumentInfo,
     Metadata,
     StoredDocument,
-    Vectors,
 )
-from sluice.pipelines.sqlite.queries import Row, query_row, query_rows
+from sluice.state.queries import Row, query_row, query_rows
 
 _COLLECTION_COLUMNS = "name, encoder, dim, key_hashes, num_documents, num_chunks, created_s"
 _DOCUMENT_COLUMNS = "name, title, format, content_hash, num_chars, num_chunks, metadata, updated_s"

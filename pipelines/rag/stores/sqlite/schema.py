@@ -8,7 +8,7 @@ documents are never reused (AUTOINCREMENT), hence neither are those of chunks.
 import numpy as np
 import numpy.typing as npt
 
-from sluice.pipelines.sqlite.connections import Schema
+from sluice.state.connections import Schema
 
 APPLICATION_ID = 0x536C7267
 """Identifies the file as a store in its header ("Slrg")."""

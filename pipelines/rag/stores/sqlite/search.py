@@ -13,7 +13,7 @@ from sluice.pipelines.rag.stores.sqlite.filter_sql import SqlFragment, select_do
 from sluice.pipelines.rag.stores.sqlite.schema import Ids
 from sluice.pipelines.rag.stores.sqlite.segments import Similarities, VectorSlot
 from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit
-from sluice.pipelines.sqlite.queries import query_rows
+from sluice.state.queries import query_rows
 
 _Ranking = Sequence[tuple[int, float]]
 """Row ids of chunks with their scores, best first."""

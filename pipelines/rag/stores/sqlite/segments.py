@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import apsw
 import numpy as np
 
+from sluice.pipelines.encoding import Vector, Vectors
 from sluice.pipelines.rag.stores.sqlite import schema
 from sluice.pipelines.rag.stores.sqlite.schema import Ids
-from sluice.pipelines.rag.types import Vector, Vectors
-from sluice.pipelines.sqlite.queries import query_row, query_rows
+from sluice.state.queries import query_row, query_rows
 
 SLOTS = 256
 _FREE = 0

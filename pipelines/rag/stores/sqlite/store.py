@@ -4,7 +4,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.encoding import Vectors
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.stores.sqlite import documents, search
 from sluice.pipelines.rag.stores.sqlite.schema import SCHEMA
 from sluice.pipelines.rag.types import (
@@ -15,13 +16,12 @@ from sluice.pipelines.rag.types import (
     DocumentChunk,
     DocumentInfo,
     StoredDocument,
-    Vectors,
 )
-from sluice.pipelines.sqlite.connections import FileConnections, FileLimits
 from sluice.run_folder import make_folder
+from sluice.state.connections import FileConnections, FileLimits
 
 
-class SqliteStore(Store):
+class SqliteStore(DocumentStore):
     """Searches a file exactly. Several processes may use the file at once; missing folders above it are created.
 
     One thread writes and a few read, so that searches do not wait for changes. Without `path`, the store has a

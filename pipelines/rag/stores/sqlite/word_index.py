@@ -10,7 +10,7 @@ import apsw
 
 from sluice.pipelines.rag.stores.sqlite import schema
 from sluice.pipelines.rag.stores.sqlite.filter_sql import SqlFragment
-from sluice.pipelines.sqlite.queries import query_row, query_rows
+from sluice.state.queries import query_row, query_rows
 
 _SPLIT = ("unicode61", "remove_diacritics", "2")
 """Tokenizer that splits `max_num_seqs`, `str.partition` and `--http-port` into their words and removes accents."""

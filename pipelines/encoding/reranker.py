@@ -13,11 +13,11 @@ import tokenizers
 from numpy.typing import NDArray
 
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.pipelines.encoding.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, TO_THE_MODEL, TextEncoder
+from sluice.pipelines.encoding.llm_encoder import LlmEncoder
+from sluice.pipelines.encoding.signature import find_tokenizer
 from sluice.pipelines.llm.model import scorer_of
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, TO_THE_MODEL, TextEncoder
-from sluice.pipelines.rag.encoder_signature import find_tokenizer
-from sluice.pipelines.rag.llm_encoder import LlmEncoder
 from sluice.pipelines.stages.tokenizer_model import INPUT_IDS, TOKEN_INPUTS, TextTokenizer
 from sluice.serving.backend import ModelLookup
 from sluice.serving.model import Model, infer_one

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.pipelines.rag.encoder import prepare_inputs, split_batches
-from sluice.pipelines.rag.encoder_signature import Inputs, choose_inputs, find_tokenizer
+from sluice.pipelines.encoding.encoder import prepare_inputs, split_batches
+from sluice.pipelines.encoding.signature import Inputs, choose_inputs, find_tokenizer
 from sluice.serving.backend import ModelLookup
 from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferRequest

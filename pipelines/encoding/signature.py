@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.pipelines.rag.types import Vectors
+from sluice.pipelines.encoding import Vectors
 from sluice.pipelines.stages.tokenizer_model import (
     ATTENTION_MASK,
     INPUT_IDS,

@@ -9,7 +9,8 @@ from typing import cast
 import numpy as np
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.pipelines.rag.encoder_signature import (
+from sluice.pipelines.encoding import AdmitTokens, Vector, Vectors, admit_all
+from sluice.pipelines.encoding.signature import (
     EncoderInputs,
     Inputs,
     choose_inputs,
@@ -18,7 +19,6 @@ from sluice.pipelines.rag.encoder_signature import (
     normalize,
     read_vectors,
 )
-from sluice.pipelines.rag.types import AdmitTokens, Vector, Vectors, admit_all
 from sluice.pipelines.stages.tokenizer_model import TextTokenizer, TokenizerModel, check_token_ids, cut_token_ids
 from sluice.serving.backend import ModelLookup
 from sluice.serving.model import Model, infer_one

@@ -7,9 +7,8 @@ from typing import cast
 import numpy as np
 
 from sluice.errors import invalid
-from sluice.pipelines.llm.pooling import PoolingMode
-from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.rag.encoder import (
+from sluice.pipelines.encoding import AdmitTokens, Vector, Vectors, admit_all
+from sluice.pipelines.encoding.encoder import (
     DOCUMENT_PREFIX,
     QUERY_PREFIX,
     TO_THE_MODEL,
@@ -19,8 +18,9 @@ from sluice.pipelines.rag.encoder import (
     replace_surrogates,
     too_long,
 )
-from sluice.pipelines.rag.encoder_signature import Inputs, normalize
-from sluice.pipelines.rag.types import AdmitTokens, Vector, Vectors, admit_all
+from sluice.pipelines.encoding.signature import Inputs, normalize
+from sluice.pipelines.llm.pooling import PoolingMode
+from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.stages.tokenizer_model import check_token_ids, cut_token_ids
 from sluice.serving.task_model import gather_all
 
