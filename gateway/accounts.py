@@ -1,6 +1,7 @@
 """Builds what says who may send requests, how much, and what is written of it: keys, quotas, prices, ledger, logs."""
 
 import logging
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.gateway.access.control import AccessControl, TokenVerifier
@@ -23,7 +24,7 @@ from sluice.gateway.options.serving import OFF
 from sluice.gateway.quotas.metrics import QuotaCollector
 from sluice.gateway.quotas.observer import QuotaObserver
 from sluice.gateway.quotas.store import MemoryQuotas, QuotaStore
-from sluice.gateway.service import InferenceService
+from sluice.gateway.rooms import Rooms
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,32 @@ _HOW_TO_GO_ON = (
     "`sluice keys create` makes a key. To ask nobody for one again, end the server, delete the store and the file "
     f"*{MARKER_SUFFIX} beside it, and give neither --keys-store nor --require-keys"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """What says who may send requests, and counts them."""
+
+    calls: CallLog = field(default_factory=CallLog)
+    ledger: CallLedger | None = None
+    """None: no usage is kept."""
+    quotas: QuotaStore | None = None
+    """Where use is counted; None where it is not."""
+
+
+def open_accounts(config: ServeConfig, rooms: Rooms, quotas: QuotaStore | None = None) -> Accounts:
+    """Build what says who may send requests, how much, and what is written of it. Raises OptionError.
+
+    `quotas` count the use that would be counted in memory here.
+    """
+    access, prices = make_access(config), _make_prices(config)
+    calls = CallLog(access)
+    rooms.join(notice=lambda: access.ring.problem, close=access.close)
+    ledger = _make_ledger(config, rooms, calls, prices)
+    _write_logs(rooms, calls, config.ledger)
+    store = quotas if quotas is not None and config.quotas.store == MEMORY else _open_quotas(config.quotas)
+    limit_use(rooms, calls, store, config.quotas.default_limits, prices)
+    return Accounts(calls, ledger, store)
 
 
 def make_access(config: ServeConfig) -> AccessControl:
@@ -91,7 +118,7 @@ def _make_verifier(options: AccessOptions) -> TokenVerifier | None:
     return IssuerTokens(TokenSettings(options.jwt_issuer, options.jwt_audience, options.jwt_jwks_url, claims))
 
 
-def make_prices(config: ServeConfig) -> PriceTable:
+def _make_prices(config: ServeConfig) -> PriceTable:
     """Read the price table; without one all is free. Raises OptionError."""
     path = config.ledger.price_table
     try:
@@ -101,19 +128,16 @@ def make_prices(config: ServeConfig) -> PriceTable:
 
 
 def limit_use(
-    service: InferenceService, store: QuotaStore, default_limits: QuotaLimits, prices: PriceTable | None = None
+    rooms: Rooms, calls: CallLog, store: QuotaStore, default_limits: QuotaLimits, prices: PriceTable | None = None
 ) -> None:
-    """Hold the service's requests to the limits of their keys and tenants. It closes the store."""
-    service.quotas = store
-    ring = service.calls.access.ring
+    """Hold requests to the limits of their keys and tenants. The rooms close the store."""
+    ring = calls.access.ring
     quotas = QuotaObserver(store, lambda: ring.tenants, default_limits, prices.price if prices is not None else None)
-    service.calls.observe(quotas, only_known=True)
-    service.metrics.registry.register(QuotaCollector(quotas))
-    service.notices.append(lambda: store.problem)
-    service.close_last(store.close)
+    calls.observe(quotas, only_known=True)
+    rooms.join(QuotaCollector(quotas), notice=lambda: store.problem, close=store.close)
 
 
-def open_quotas(options: QuotaOptions) -> QuotaStore:
+def _open_quotas(options: QuotaOptions) -> QuotaStore:
     """Open the place where use is counted."""
     if options.store == MEMORY:
         return MemoryQuotas()
@@ -122,7 +146,7 @@ def open_quotas(options: QuotaOptions) -> QuotaStore:
     return RedisQuotas(options.store)
 
 
-def make_ledger(config: ServeConfig, calls: CallLog, prices: PriceTable) -> CallLedger | None:
+def _make_ledger(config: ServeConfig, rooms: Rooms, calls: CallLog, prices: PriceTable) -> CallLedger | None:
     """Build the ledger, which observes `calls`; None where there is none. Raises OptionError."""
     options = config.ledger
     place = options.store_place(config.state_folder())
@@ -133,10 +157,11 @@ def make_ledger(config: ServeConfig, calls: CallLog, prices: PriceTable) -> Call
     only_known = options.place is None
     ledger = CallLedger(store, prices, retention_days=options.retention_days, only_known=only_known)
     calls.observe(ledger, only_known=only_known)
+    rooms.join(ledger, notice=lambda: ledger.problem, close=ledger.close)
     return ledger
 
 
-def write_logs(service: InferenceService, options: LedgerOptions) -> None:
+def _write_logs(rooms: Rooms, calls: CallLog, options: LedgerOptions) -> None:
     """Have the lines of the access log and of the request log written, where they are wanted."""
     logs: list[AccessLog | RequestLog] = []
     if options.access_log != OFF:
@@ -147,6 +172,5 @@ def write_logs(service: InferenceService, options: LedgerOptions) -> None:
         keeps_text = options.request_log_content == TEXT
         logs.append(RequestLog(file, redaction, sample_rate=options.request_log_sample_rate, keeps_text=keeps_text))
     for each in logs:
-        service.calls.observe(each)
-        service.metrics.registry.register(each)
-        service.close_last(each.close)
+        calls.observe(each)
+        rooms.join(each, close=each.close)

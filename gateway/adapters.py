@@ -1,23 +1,25 @@
 """The LoRA adapters that administrators load and unload at run time, by OpenAI's routes or the repository API."""
 
-from collections.abc import Callable, Sequence
-
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.calls import note_model
-from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.model import LlmModel, language_models
 from sluice.pipelines.llm.text_models import SEPARATOR, find_owner
 from sluice.serving.repository.managed_model import IndexEntry, ModelState
+from sluice.serving.repository.repository import ModelRepository
 
 FLAG = "--allow-runtime-lora-updating"
 MAX_PATH_CHARS = 4096
 
 
 class RuntimeAdapters:
-    """Changes the adapters of the language models that `models` returns, each in its latest version."""
+    """Changes the adapters of the language models of `repository`, each in its latest version."""
 
-    def __init__(self, models: Callable[[], Sequence[LlmModel]], *, is_allowed: bool) -> None:
-        self._models = models
+    def __init__(self, repository: ModelRepository, *, is_allowed: bool) -> None:
+        self._repository = repository
         self._is_allowed = is_allowed
+
+    def _models(self) -> list[LlmModel]:
+        return language_models(self._repository.models())
 
     async def load(self, name: str, path: str, base: str = "", *, replaces: bool) -> str:
         """Load the adapter in the folder `path`, and return its full name, MODEL:NAME. `name` is that one, or NAME

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sluice.serving.repository.managed_model import ModelState
 
 if TYPE_CHECKING:  # imported for real while the engine loads
-    from sluice.gateway.service import InferenceService
+    from sluice.serving.repository.repository import ModelRepository
 
 log = logging.getLogger(__name__)
 
@@ -16,14 +16,14 @@ MAX_NAMED_MODELS = 8
 """Most models that the ready line names."""
 
 
-def describe_served(service: "InferenceService") -> str:
+def describe_served(repository: "ModelRepository") -> str:
     """Describe the one language model with its limits, or name the models; and count those that are missing."""
     from sluice.pipelines.llm.model import llm_text_of  # slow to import, and done by now
 
-    models = service.repository.models()
+    models = repository.models()
     names = sorted({model.name for model in models})
     missing = ""
-    if count := sum(entry.state is ModelState.UNAVAILABLE for entry in service.repository.index()):
+    if count := sum(entry.state is ModelState.UNAVAILABLE for entry in repository.index()):
         missing = f", {count} not available (the log says why, `sluice repository check` what to write)"
     texts = [text for model in models if (text := llm_text_of(model)) is not None]
     if len(texts) == 1:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from time import perf_counter, time
-from typing import Protocol
 
 from sluice.errors import SluiceError
 from sluice.gateway.access.control import AccessControl, Credentials
@@ -23,10 +22,14 @@ CACHED = "cached"
 """How a call ends whose answer was kept, instead of a finish reason."""
 BATCH = "batch"
 """The protocol of calls that the server makes itself, for batches."""
+Headers = list[tuple[bytes, bytes]]
 
 
-class CallObserver(Protocol):
-    """Follows calls, on the event loop. Each method is called for every call, in the order of the observers."""
+class CallObserver:
+    """Follows calls, on the event loop. Each method is called for every call, in the order of the observers.
+
+    What an observer keeps of a call is its own, by the call. The methods here do nothing.
+    """
 
     async def begin(self, call: "Call") -> None:
         """Note a call whose sender is known, before any work for it. Raises SluiceError to refuse it."""
@@ -36,6 +39,16 @@ class CallObserver(Protocol):
 
         A call may have several generations, each of which is admitted once.
         """
+
+    def answer_headers(self, call: "Call") -> Headers:
+        """Return more headers for the HTTP answer of a call, which starts now."""
+        return []
+
+    def note_received(self, call: "Call", piece: bytes) -> None:
+        """Note a piece of the HTTP body, after `Call.tell_bodies` alone."""
+
+    def note_sent(self, call: "Call", piece: bytes) -> None:
+        """Note a piece of the HTTP answer, after `Call.tell_bodies` alone."""
 
     def end(self, call: "Call") -> None:
         """Note the end of a call, exactly once, also of one that was refused or never began. Must not raise."""
@@ -51,11 +64,10 @@ class Call:
     """
 
     __slots__ = (
-        "__weakref__",
         "_num_holders",
         "_observers",
+        "_readers",
         "adapter",
-        "answer_headers",
         "arrived_at",
         "bytes_in",
         "bytes_out",
@@ -67,13 +79,10 @@ class Call:
         "group",
         "identity",
         "model",
-        "note_answer",
-        "note_request",
         "operation",
         "prompt_tokens",
         "protocol",
         "request_id",
-        "reservation",
         "route",
         "source",
         "spare",
@@ -89,6 +98,7 @@ class Call:
         """`operation` is the path or RPC that was called, `source` the client's address, "" where it has none."""
         self._observers = observers
         self._num_holders = 1
+        self._readers: tuple[CallObserver, ...] = ()
         self.protocol = protocol
         self.operation = operation
         self.request_id = request_id
@@ -119,13 +129,6 @@ class Call:
         """The route that it names in place of a model; its target is the `model`, "" without one."""
         self.spare = (0, 0)
         """Tokens of the prompt and of the answer that were admitted for a target of a route which did not answer."""
-        self.reservation: object = None
-        """What the observer of quotas keeps with the call."""
-        self.answer_headers: Callable[[], list[tuple[bytes, bytes]]] | None = None
-        """Returns more headers for its HTTP answer, when that starts."""
-        self.note_request: Callable[[bytes], None] | None = None
-        """Receives the pieces of its HTTP body, when they have come; `note_answer` those of the answer."""
-        self.note_answer: Callable[[bytes], None] | None = None
         self.streams: OpenStreams = {}
         """Where its log has the streams that end when their sender's key does."""
 
@@ -148,6 +151,26 @@ class Call:
             prompt_tokens, max_tokens = max(0, prompt_tokens - spare_prompt), max(0, max_tokens - spare_output)
         for each in self._observers:
             await each.admit(self, prompt_tokens, max_tokens)
+
+    def answer_headers(self) -> Headers:
+        """Return the observers' headers for its HTTP answer, which starts now."""
+        return [header for each in self._observers for header in each.answer_headers(self)]
+
+    def tell_bodies(self, observer: CallObserver) -> None:
+        """Have an observer told of the pieces of its bodies that come from now on."""
+        self._readers += (observer,)
+
+    def note_received(self, piece: bytes) -> None:
+        """Note a piece of its HTTP body."""
+        self.bytes_in += len(piece)
+        for each in self._readers:
+            each.note_received(self, piece)
+
+    def note_sent(self, piece: bytes) -> None:
+        """Note a piece of its HTTP answer."""
+        self.bytes_out += len(piece)
+        for each in self._readers:
+            each.note_sent(self, piece)
 
     def hold(self) -> None:
         """Keep the call from ending until `release`."""

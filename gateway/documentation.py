@@ -8,8 +8,9 @@ import numpy as np
 
 from sluice.errors import SluiceError
 from sluice.gateway.bundled import DOCUMENTATION_COLLECTION, documentation
+from sluice.pipelines.encoding import Vector
 from sluice.pipelines.rag.library import DocumentLibrary, KnownVectors, PutResult, PutStatus
-from sluice.pipelines.rag.types import DocumentFormat, Upload, Vector
+from sluice.pipelines.rag.types import DocumentFormat, Upload
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,12 @@
 """The server's health, for probes: its phase of life, and whether its engines and its repository can serve."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING
 
+from sluice.engine.fleet.client import Engine
 from sluice.errors import ErrorCode, SluiceError
-
-if TYPE_CHECKING:
-    from sluice.engine.client.interface import Engine
+from sluice.pipelines.llm.model import language_models
+from sluice.serving.repository.repository import ModelRepository
 
 _LOADING = "the server is loading its models"
 _RETRY_LOADING_S = 1.0
@@ -23,20 +21,6 @@ class Phase(Enum):
     DRAINING = "draining"
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """The answer to a probe. `reason` says what is wrong, and is empty where nothing is."""
-
-    reason: str = ""
-
-    @property
-    def is_ok(self) -> bool:
-        return not self.reason
-
-
-_HEALTHY = ProbeResult()
-
-
 class ServerHealth:
     """Judges the server by its phase, its engines and its repository.
 
@@ -46,29 +30,41 @@ class ServerHealth:
     """
 
     def __init__(
-        self,
-        engines: Callable[[], Iterable["Engine"]],
-        repository_problem: Callable[[], str],
-        heartbeat_timeout_s: float,
+        self, repository: ModelRepository, heartbeat_timeout_s: float, *, is_strictly_ready: bool = True
     ) -> None:
-        """`engines` returns those of the loaded models, `repository_problem` why the repository is not ready."""
+        """Unless `is_strictly_ready`, a repository that is not ready leaves the server ready."""
         self.phase = Phase.LOADING
-        self._engines = engines
-        self._repository_problem = repository_problem
+        self._repository = repository
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._is_strictly_ready = is_strictly_ready
 
-    def liveness(self) -> ProbeResult:
-        """Whether the server should be left running: a loading engine need not speak, and a hanging one is replaced."""
+    def begin_serving(self) -> None:
+        """Be ready from here on: the models are loaded and tested."""
+        self.phase = Phase.SERVING
+
+    def begin_drain(self) -> None:
+        """Refuse new requests from here on; open ones go on."""
+        self.phase = Phase.DRAINING
+
+    def is_live(self) -> bool:
+        return not self.why_not_live()
+
+    def is_ready(self) -> bool:
+        return not self.why_not_ready()
+
+    def why_not_live(self) -> str:
+        """Return why the server should be replaced, "" where it should be left running: a loading engine need not
+        speak, and a hanging one is replaced."""
         return self._first_problem(self._check_live)
 
-    def readiness(self) -> ProbeResult:
-        """Whether new requests would be served now."""
+    def why_not_ready(self) -> str:
+        """Return why new requests would not be served now, "" where they would."""
         if self.phase is Phase.LOADING:
-            return ProbeResult(_LOADING)
+            return _LOADING
         if self.phase is Phase.DRAINING:
-            return ProbeResult("the server is shutting down")
+            return "the server is shutting down"
         problem = self._first_problem(self._check_ready)
-        return ProbeResult(self._repository_problem()) if problem.is_ok else problem
+        return problem or (self._repository.problem if self._is_strictly_ready else "")
 
     def explain_absence(self, name: str, error: SluiceError) -> SluiceError:
         """Return the error for a model that was not found: while the server is loading it may still come."""
@@ -82,24 +78,24 @@ class ServerHealth:
             message = "the server is shutting down"
             raise SluiceError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_ELSEWHERE_S)
 
-    def _first_problem(self, judge: Callable[["Engine"], ProbeResult]) -> ProbeResult:
-        return next((health for health in map(judge, self._engines()) if not health.is_ok), _HEALTHY)
+    def _first_problem(self, judge: Callable[[Engine], str]) -> str:
+        engines = [model.engine for model in language_models(self._repository.models())]
+        return next(filter(None, map(judge, engines)), "")
 
-    def _check_live(self, engine: "Engine") -> ProbeResult:
+    def _check_live(self, engine: Engine) -> str:
         if engine.failure is not None:
-            return ProbeResult(f"the engine failed: {engine.failure}")
-        return _HEALTHY if engine.can_restart else self._check_heartbeat(engine)
+            return f"the engine failed: {engine.failure}"
+        return "" if engine.can_restart else self._check_heartbeat(engine)
 
-    def _check_ready(self, engine: "Engine") -> ProbeResult:
+    def _check_ready(self, engine: Engine) -> str:
         if engine.is_restarting:
-            return ProbeResult("the engine is restarting")
-        if engine.sleeping.is_sleeping:
-            return ProbeResult("an engine sleeps; POST /wake_up")
-        liveness = self._check_live(engine)
-        return self._check_heartbeat(engine) if liveness.is_ok else liveness
+            return "the engine is restarting"
+        if engine.is_sleeping:
+            return "an engine sleeps; POST /wake_up"
+        return self._check_live(engine) or self._check_heartbeat(engine)
 
-    def _check_heartbeat(self, engine: "Engine") -> ProbeResult:
+    def _check_heartbeat(self, engine: Engine) -> str:
         age_s = engine.heartbeat_age_s()
         if age_s < self._heartbeat_timeout_s:
-            return _HEALTHY
-        return ProbeResult(f"the engine has been silent for {age_s:.1f} s")
+            return ""
+        return f"the engine has been silent for {age_s:.1f} s"

@@ -22,6 +22,7 @@ from sluice.gateway.checkpoint import served_name
 from sluice.gateway.listeners import (
     GrpcEndpoint,
     Listeners,
+    OtherPorts,
     SocketFolder,
     is_loopback,
     listen,
@@ -31,7 +32,6 @@ from sluice.gateway.listeners import (
 from sluice.gateway.model_engine import make_model_engine
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.process_settings import favour_event_loop
-from sluice.gateway.start_checks import check_start
 from sluice.gateway.telemetry.log_ring import find_ring
 from sluice.gateway.telemetry.log_socket import LogSocket
 from sluice.heap import settle_objects
@@ -41,11 +41,11 @@ from sluice.start_times import START_TIMES
 if TYPE_CHECKING:  # imported for real while the engine loads
     from starlette.types import ASGIApp
 
-    from sluice.engine.client.interface import Engine
+    from sluice.engine.fleet.client import Engine
     from sluice.gateway.batches.service import BatchService
     from sluice.gateway.grpc.server import GrpcServer
     from sluice.gateway.http.server import HttpServer
-    from sluice.gateway.service import InferenceService
+    from sluice.gateway.server import Server
     from sluice.gateway.workers.host import WorkerPool
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class GatewayServer:
         self._log_socket: LogSocket | None = None
         self._stopping = asyncio.Event()
         self._signalled = 0.0
-        self._service: InferenceService | None = None
+        self._server: Server | None = None
         self._batches: BatchService | None = None
         self._servers: list[HttpServer] = []
         self._workers: WorkerPool | None = None
@@ -190,35 +190,42 @@ class GatewayServer:
         try:
             await asyncio.to_thread(_import_heavy_modules)
             START_TIMES.mark("protocols and libraries imported")
-            service = await self._open()
+            server, app = await self._open()
             START_TIMES.mark("HTTP and gRPC listen")
             gc.freeze()  # what is imported stays
             gc.enable()
-            await self._load_all(service, engine_start)
+            await self._load_all(server, engine_start)
         finally:
             await _cancel(engine_start)
-        check_start(service, self._config.repository)
-        settle_objects()
-        favour_event_loop()
-        service.begin_serving()
-        assert self._batches is not None
-        self._batches.start()
-        if self._workers is not None and not await self._workers.wait_ready(WORKERS_READY_S):
+        self._begin_serving(server, app)
+        if self._workers is not None and not await self._workers.wait_ready(server.plane.repository, WORKERS_READY_S):
             log.warning("not all HTTP workers are ready after %g s; the host answers meanwhile", WORKERS_READY_S)
-        self._print_ready(service)
-        reading = asyncio.create_task(self._read_documentation(service), name="documentation")
+        self._print_ready(server)
+        reading = asyncio.create_task(self._read_documentation(server), name="documentation")
         try:
-            await self._watch(service)
+            await self._watch(server)
         finally:
             await _cancel(reading)
 
-    async def _load_all(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
+    def _begin_serving(self, server: "Server", app: "ASGIApp") -> None:
+        from sluice.gateway.http.in_process import InProcessClient
+        from sluice.gateway.server import check_start
+
+        check_start(server.plane, self._config.repository)
+        settle_objects()
+        favour_event_loop()
+        server.plane.health.begin_serving()
+        assert self._batches is not None
+        self._batches.start(InProcessClient(app))
+
+    async def _load_all(self, server: "Server", engine_start: "asyncio.Task[None]") -> None:
         """Load the repository and MODEL at the same time. Models of the repository that call MODEL wait for it."""
-        settled = None if self._checkpoint is None else service.repository.expect(self._model_name)
-        loading = asyncio.create_task(service.repository.start(self._config.repository.load), name="repository")
+        repository = server.plane.repository
+        settled = None if self._checkpoint is None else repository.expect(self._model_name)
+        loading = asyncio.create_task(repository.start(self._config.repository.load), name="repository")
         try:
             try:
-                await self._load_model(service, engine_start)
+                await self._load_model(server, engine_start)
             finally:
                 if settled is not None:
                     settled()
@@ -228,23 +235,23 @@ class GatewayServer:
         finally:
             await _cancel(loading)
 
-    async def _read_documentation(self, service: "InferenceService") -> None:
+    async def _read_documentation(self, server: "Server") -> None:
         """Read the documentation, from which the bundled pipeline answers. What an earlier server has read is kept."""
         from sluice.gateway.documentation import ingest_documentation
 
-        if self._config.rag.is_served and service.library is not None:
-            await ingest_documentation(service.library)
+        if self._config.rag.is_served and server.library is not None:
+            await ingest_documentation(server.library)
 
     async def _start_engine(self) -> None:
         if self._engine is not None:
             await self._engine.start()
 
-    async def _load_model(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
+    async def _load_model(self, server: "Server", engine_start: "asyncio.Task[None]") -> None:
         """Load MODEL, which is in no repository."""
         from sluice.gateway.assembly import load_model
 
         if self._engine is not None and self._checkpoint is not None:
-            await load_model(service, self._config, self._checkpoint, self._engine, engine_start)
+            await load_model(server, self._config, self._checkpoint, self._engine, engine_start)
 
     @property
     def _model_name(self) -> str:
@@ -253,57 +260,49 @@ class GatewayServer:
             return ""
         return served_name(self._config.model.served_model_name, self._checkpoint)
 
-    async def _open(self) -> "InferenceService":
+    async def _open(self) -> "tuple[Server, ASGIApp]":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
         from sluice.gateway.accounts import report_access
-        from sluice.gateway.assembly import (
-            make_grpc_server,
-            make_http_application,
-            make_service,
-            push_metrics,
-            watch_event_loop,
-        )
+        from sluice.gateway.assembly import make_application, make_server, measure_process
         from sluice.gateway.batches.service import BatchService
 
-        service = make_service(self._config, self._choose_socket)
-        self._service = service
-        watch_event_loop(service, "gateway")
-        push_metrics(service, self._config.metrics, "gateway")
-        await service.calls.access.ring.start()
-        report_access(service.calls.access)
-        if not service.calls.access.is_enforced and not is_loopback(self._listeners.http[0]):
+        if self._sockets is not None:
+            from sluice.gateway.workers.host import WorkerPool
+
+            self._workers = WorkerPool(self._config, self._listeners.http, self._sockets.path)
+        self._server = server = make_server(self._config, self._choose_socket, self._workers)
+        measure_process(server, self._config.metrics, "gateway")
+        access = server.accounts.calls.access
+        await access.ring.start()
+        report_access(access)
+        if not access.is_enforced and not is_loopback(self._listeners.http[0]):
             log.warning("listening on %s without an API key: whoever reaches it may use it", self._config.http.host)
-        self._batches = BatchService(service, self._config)
-        app = make_http_application(service, self._batches, self._config, self._listeners)
-        await self._start_http(service, app)
-        self._grpc = make_grpc_server(service, self._config)
-        service.grpc = await self._listen_for_grpc()
+        self._batches = BatchService(server.plane, server.rooms, self._config)
+        metrics = self._listeners.metrics
+        ports = OtherPorts(None if metrics is None else metrics.getsockname()[1], await self._listen_for_grpc(server))
+        app = make_application(server, self._config, self._batches, ports)
+        await self._start_http(server, app)
         more = [f"metrics {self._metrics_url}"] if self._metrics_url else []
         more += [f"gRPC {self._grpc_address}"] if self._grpc_address else []
         print_line(f"Listening on {self._http_url}" + (f" ({', '.join(more)})" if more else ""))
-        return service
+        return server, app
 
-    async def _start_http(self, service: "InferenceService", app: "ASGIApp") -> None:
+    async def _start_http(self, server: "Server", app: "ASGIApp") -> None:
         """Serve the protocols, by workers where there are several, and the metrics."""
         from sluice.gateway.http.app import create_metrics_app, make_page_guard
         from sluice.gateway.http.server import HttpServer
 
-        gather = None
-        if self._sockets is None:
+        if self._workers is None:
             self._servers.append(HttpServer(app, self._listeners.http[0]))
         else:
-            from sluice.gateway.workers.host import WorkerPool
-
-            self._workers = WorkerPool(self._config, self._listeners.http, self._sockets.path, service, app)
-            await self._workers.start()
-            gather = self._workers.gather
+            await self._workers.start(app, server)
         if self._listeners.metrics is not None:
-            pages = make_page_guard(service.calls, self._config)
-            aliases = self._config.metrics.aliases
-            metrics_app = create_metrics_app(service.metrics, service.calls, gather, aliases, pages)
+            calls, aliases = server.accounts.calls, self._config.metrics.aliases
+            pages = make_page_guard(calls, self._config)
+            metrics_app = create_metrics_app(server.metrics, calls, server.gather, aliases, pages)
             self._servers.append(HttpServer(metrics_app, self._listeners.metrics))
-        for server in self._servers:
-            server.start()
+        for each in self._servers:
+            each.start()
 
     @property
     def _http_url(self) -> str:
@@ -315,20 +314,24 @@ class GatewayServer:
         listener = self._listeners.metrics
         return f"{listener_url(listener)}/metrics" if listener is not None else ""
 
-    async def _listen_for_grpc(self) -> GrpcEndpoint | None:
+    async def _listen_for_grpc(self, server: "Server") -> GrpcEndpoint | None:
         """Start gRPC. Returns None where it is switched off."""
-        if self._grpc is None:
-            return None
-        port = await self._grpc.start()
-        self._grpc_address = host_and_port(self._config.grpc.host or self._config.http.host, port)
-        return GrpcEndpoint(port, self._config.grpc.uses_ssl or self._config.grpc.uses_mutual_ssl)
+        from sluice.gateway.grpc.server import GrpcServer
 
-    def _print_ready(self, service: "InferenceService") -> None:
+        options, host = self._config.grpc, self._config.http.host
+        if not options.is_allowed:
+            return None
+        self._grpc = GrpcServer(server.v2, options, host, self._config.requests.session_headers)
+        port = await self._grpc.start()
+        self._grpc_address = host_and_port(options.host or host, port)
+        return GrpcEndpoint(port, options.uses_ssl or options.uses_mutual_ssl)
+
+    def _print_ready(self, server: "Server") -> None:
         http = self._http_url
         grpc = f" and gRPC {self._grpc_address}" if self._grpc_address else ""
         metrics = f" - metrics {self._metrics_url}" if self._metrics_url else ""
         print_line(
-            f"Sluice {version('sluice')} serving {describe_served(service)}"
+            f"Sluice {version('sluice')} serving {describe_served(server.plane.repository)}"
             f" - OpenAI {http}/v1 - v2 {http}/v2{grpc}{metrics}"
             f" - ready in {perf_counter() - self._started:.1f} s"
         )
@@ -336,31 +339,31 @@ class GatewayServer:
         for line in START_TIMES.lines():
             log.debug("start: %s", line)
 
-    async def _watch(self, service: "InferenceService") -> None:
+    async def _watch(self, server: "Server") -> None:
         """Log changes of readiness. An engine that was given up stays so: requests get 503 until a restart."""
         was_ready, was_live = True, True
-        tasks = [server.task for server in self._servers]
+        tasks, health = [each.task for each in self._servers], server.plane.health
         while True:
             ended, _ = await asyncio.wait(tasks, timeout=WATCH_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
             for task in ended:
                 task.result()
                 raise SluiceError(ErrorCode.INTERNAL, "an HTTP server ended unexpectedly")
-            for watch in service.watchers:
-                watch()
-            readiness, is_live = service.readiness(), service.is_live()
-            if not readiness.is_ok and (was_ready or is_live != was_live):
-                log.log(logging.WARNING if is_live else logging.CRITICAL, "not ready: %s", readiness.reason)
-            elif readiness.is_ok and not was_ready:
+            server.rooms.watch()
+            problem, is_live = health.why_not_ready(), health.is_live()
+            if problem and (was_ready or is_live != was_live):
+                log.log(logging.WARNING if is_live else logging.CRITICAL, "not ready: %s", problem)
+            elif not problem and not was_ready:
                 log.warning("ready again")
-            was_ready, was_live = readiness.is_ok, is_live
+            was_ready, was_live = not problem, is_live
 
     async def _drain(self) -> None:
         """Wait for open requests; those that take too long end with an error."""
-        if self._service is None:
+        server = self._server
+        if server is None:
             return
         assert self._batches is not None
         await self._batches.stop()
-        self._service.begin_drain()
+        server.plane.health.begin_drain()
         if self._workers is not None:
             self._workers.begin_stop()
         elif self._servers:
@@ -369,11 +372,11 @@ class GatewayServer:
         if self._grpc is not None:
             self._grpc.begin_stop()
             await asyncio.sleep(min(GRPC_NOTICE_S, timeout_s))
-        if await self._service.wait_idle(timeout_s):
+        if await server.plane.wait_idle(timeout_s):
             return
-        log.warning("%d requests are still open after %g s; ending them", self._service.num_open, timeout_s)
-        await self._service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
-        await self._service.wait_idle(FLUSH_TIMEOUT_S)
+        log.warning("%d requests are still open after %g s; ending them", server.plane.num_open, timeout_s)
+        await server.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
+        await server.plane.wait_idle(FLUSH_TIMEOUT_S)
 
     async def _close(self) -> None:
         """Close everything, whatever the start has reached. The engines' processes have ended when this returns."""
@@ -381,9 +384,10 @@ class GatewayServer:
             servers = (*self._servers, self._grpc, self._workers)
             await asyncio.gather(*(server.stop(FLUSH_TIMEOUT_S) for server in servers if server is not None))
         finally:
-            if self._batches is not None and self._service is not None:
+            if self._batches is not None:
                 await self._batches.close()
-                await self._service.close()
+            if self._server is not None:
+                await self._server.rooms.close()
             if self._engine is not None:
                 await self._engine.stop()
             self._listeners.close()
@@ -395,7 +399,7 @@ class GatewayServer:
     def _engines(self) -> "list[Engine]":
         """Return MODEL's engine, which exists from the start, and those of loaded models."""
         own: list[Engine] = [] if self._engine is None else [self._engine]
-        return own + (self._service.engines() if self._service is not None else [])
+        return own + (self._server.plane.engines() if self._server is not None else [])
 
 
 async def _cancel(*tasks: asyncio.Task[object]) -> None:
@@ -406,5 +410,5 @@ async def _cancel(*tasks: asyncio.Task[object]) -> None:
 
 def _import_heavy_modules() -> None:
     """Import heavy modules; to be called on a thread, so that the event loop goes on."""
-    for name in ("sluice.gateway.assembly", "sluice.pipelines.llm.backend"):
+    for name in ("sluice.gateway.assembly", "sluice.gateway.grpc.server", "sluice.pipelines.llm.backend"):
         import_module(name)

@@ -93,6 +93,13 @@ class GrpcEndpoint(NamedTuple):
     uses_tls: bool
 
 
+class OtherPorts(NamedTuple):
+    """The ports of a server beside that of HTTP; None for those that there are not."""
+
+    metrics: int | None = None
+    grpc: GrpcEndpoint | None = None
+
+
 class SocketFolder:
     """A folder of sockets between the processes of one server, which only this user can reach."""
 

@@ -1,16 +1,16 @@
 """The open generations of the server's language models, as an administrator sees and cancels them."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from time import perf_counter
 from typing import Protocol
 
 import msgspec
 
 from sluice.engine.client.stream import GenerationStream
-from sluice.engine.fleet.client import FleetClient
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.model import LlmModel, language_models
+from sluice.serving.repository.repository import ModelRepository
 
 log = logging.getLogger(__name__)
 
@@ -54,17 +54,16 @@ class RequestsElsewhere(Protocol):
 class LiveRequests:
     """Lists the open generations, and ends them. Belongs to the event loop; costs nothing while nobody asks."""
 
-    def __init__(self, models: Callable[[], Iterable[LlmModel]]) -> None:
-        """`models` returns the loaded language models, all versions."""
-        self._models = models
-        self.elsewhere: RequestsElsewhere | None = None
-        """Those of other processes; None for a server of one process."""
+    def __init__(self, repository: ModelRepository, elsewhere: RequestsElsewhere | None = None) -> None:
+        """`repository` has the models of this process. `elsewhere` None: the server has one process."""
+        self._repository = repository
+        self._elsewhere = elsewhere
 
     async def list_all(self) -> list[LiveRequest]:
         """Return all open generations, the oldest first."""
         found = self.list_here()
-        if self.elsewhere is not None:
-            found += await self.elsewhere.list_requests()
+        if self._elsewhere is not None:
+            found += await self._elsewhere.list_requests()
         return sorted(found, key=lambda each: -each.age_s)
 
     async def cancel(self, id_: str) -> int:
@@ -73,8 +72,8 @@ class LiveRequests:
         Returns how many there were.
         """
         num_cancelled = self.cancel_here(id_)
-        if self.elsewhere is not None:
-            num_cancelled += await self.elsewhere.cancel_requests(id_)
+        if self._elsewhere is not None:
+            num_cancelled += await self._elsewhere.cancel_requests(id_)
         return num_cancelled
 
     def list_here(self) -> list[LiveRequest]:
@@ -102,8 +101,8 @@ class LiveRequests:
 
     def _served(self) -> Iterator[tuple[LlmModel, dict[int, str]]]:
         """Yield each model, with the names of the replicas that have its streams, by the streams' numbers there."""
-        for model in self._models():
-            replicas = model.engine.replicas if isinstance(model.engine, FleetClient) else ()
+        for model in language_models(self._repository.models()):
+            replicas = model.engine.replicas
             yield model, {each.stream_id: replica.name for replica in replicas for each in replica.engine.open_streams}
 
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sluice.engine.fleet.joining import make_fleet
 from sluice.engine.fleet.local import make_engine
-from sluice.engine.fleet.remote import make_fleet
 from sluice.gateway.options.config import ServeConfig
 
 if TYPE_CHECKING:
-    from sluice.engine.client.interface import Engine
+    from sluice.engine.fleet.client import Engine
 
 
 def make_model_engine(

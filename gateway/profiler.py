@@ -2,18 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
 from sluice.engine.client.base import EngineClient
-from sluice.engine.fleet.client import FleetClient
 from sluice.engine.frames import ProfiledStep
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.tracing.loop_profile import LoopProfile
 from sluice.gateway.tracing.profile import build_profile
-from sluice.gateway.tracing.timelines import TimelineRing
-from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.llm.model import language_models
+from sluice.record.timelines import TimelineRing
+from sluice.serving.repository.repository import ModelRepository
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +20,9 @@ log = logging.getLogger(__name__)
 class Profiler:
     """Records one profile at a time. Belongs to the event loop; costs nothing while nobody asks."""
 
-    def __init__(self, models: Callable[[], Iterable[LlmModel]], timelines: TimelineRing | None) -> None:
-        """`models` returns the loaded language models. `timelines` None: profiles have no requests."""
-        self._models = models
+    def __init__(self, repository: ModelRepository, timelines: TimelineRing | None) -> None:
+        """`timelines` None: profiles have no requests."""
+        self._repository = repository
         self._timelines = timelines
         self._is_recording = False
 
@@ -57,15 +56,11 @@ class Profiler:
         return await asyncio.to_thread(build_profile, loop, dict(zip(engines, steps, strict=True)), seen, began)
 
     def _engines(self) -> dict[str, EngineClient]:
-        found: dict[str, EngineClient] = {}
-        for model in self._models():
-            name, engine = f"{model.name} {model.version}", model.engine
-            if isinstance(engine, FleetClient):
-                replicas = {f"{name} {each.name}": each.engine for each in engine.replicas}
-                found |= {key: each for key, each in replicas.items() if isinstance(each, EngineClient)}
-            elif isinstance(engine, EngineClient):
-                found[name] = engine
-        return found
+        return {
+            f"{model.name} {model.version} {each.name}".rstrip(): each.engine
+            for model in language_models(self._repository.models())
+            for each in model.engine.replicas
+        }
 
 
 async def _record_steps(name: str, engine: EngineClient, seconds: float) -> list[ProfiledStep]:

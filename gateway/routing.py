@@ -1,23 +1,18 @@
 """The routes of a server over its models: which target is which model now, and whose answers are kept."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.calls import answer_scope, is_visible, keeps_answers, note_asked, note_route
+from sluice.gateway.models import EncodingModels, TextModels
 from sluice.pipelines.answers.cache import AnswerCache, AnswerSource
-from sluice.pipelines.rag.encoder import TextEncoder
-from sluice.pipelines.rag.llm_encoder import LlmEncoder
 from sluice.pipelines.routes.encoder import EncoderTarget, RoutedEncoder
 from sluice.pipelines.routes.route import Candidate, Route
 from sluice.pipelines.routes.settings import ROUTES_FLAG, RouteSettings
 from sluice.pipelines.routes.text import RoutedText, no_candidate
-from sluice.pipelines.text.model import TextModel
 
-FindText = Callable[[str, str], TextModel]
-"""Returns the text model of a name, for a key that chooses among versions with weights, whoever may use it."""
-FindEncoder = Callable[[str], TextEncoder | LlmEncoder]
 _SHARED = "shared"
 _MODELS_ALONE = AnswerSource()
 _NO_TEXT = invalid("model", "it gives embeddings and no text; POST /v1/embeddings")
@@ -29,15 +24,15 @@ class RouteTable:
     def __init__(
         self,
         settings: Mapping[str, RouteSettings],
-        find_text: FindText,
-        find_encoder: FindEncoder,
+        texts: TextModels,
+        encoding: EncodingModels,
         answers: AnswerCache | None,
     ) -> None:
-        """`answers` None: nothing is kept. Senders need no right to the models that `find_text` and `find_encoder`
-        find."""
+        """`answers` None: nothing is kept. Senders need no right to the models that are targets."""
+        self.names = frozenset(settings)
         self._routes = {name: Route(name, each, note_asked) for name, each in settings.items()}
-        self._find_text = find_text
-        self._find_encoder = find_encoder
+        self._texts = texts
+        self._encoding = encoding
         self._answers = answers
 
     def __bool__(self) -> bool:
@@ -75,7 +70,7 @@ class RouteTable:
         failures: list[tuple[str, SluiceError]] = []
         for target in route.order(key):
             try:
-                candidates.append(Candidate(target, self._find_text(target.name, key)))
+                candidates.append(Candidate(target, self._texts.find_target(target.name, key)))
             except SluiceError as error:
                 failures.append((target.name, _NO_TEXT if self._gives_vectors(target.name) else _without_others(error)))
         if not candidates:
@@ -89,7 +84,7 @@ class RouteTable:
         source = self._source_of(route)
         for target in route.order(""):
             try:
-                encoder = self._find_encoder(target.name)
+                encoder = self._encoding.find_target(target.name)
                 lengths.append(encoder.max_model_len)
             except SluiceError as error:
                 failures.append((target.name, _without_others(error)))
@@ -105,12 +100,12 @@ class RouteTable:
             return _MODELS_ALONE
         return AnswerSource(self._answers, None if route.settings.cache == _SHARED else answer_scope())
 
-    def check(self, has_model: Callable[[str], bool]) -> None:
-        """Check the routes against models that stay as they are; `has_model` says whether one has a name. Raises
-        INVALID, which names the route and its target."""
+    def check(self, models: Collection[str]) -> None:
+        """Check the routes against models that stay as they are. Raises INVALID, which names the route and its
+        target."""
         for route in self._routes.values():
             where = f"{ROUTES_FLAG}: route {route.name!r}"
-            if has_model(route.name):
+            if route.name in models:
                 raise invalid("routes", f"{where} must have a name that no model has, got the name of a model")
             kinds = {self._kind(f"{where}: targets[{i}].model", each.name) for i, each in enumerate(route.targets)}
             if len(kinds) > 1:
@@ -119,7 +114,7 @@ class RouteTable:
     def _kind(self, where: str, name: str) -> str:
         """Return which kind of model a target is. Raises INVALID for none."""
         try:
-            self._find_text(name, "")
+            self._texts.find_target(name, "")
         except SluiceError as error:
             if not self._gives_vectors(name):
                 message = f"{where} must be a model that gives text or vectors, got {name!r}: {error.message}"
@@ -128,7 +123,7 @@ class RouteTable:
         return "text"
 
     def _gives_vectors(self, name: str) -> bool:
-        return _or_none(lambda: self._find_encoder(name)) is not None
+        return _or_none(lambda: self._encoding.find_target(name)) is not None
 
 
 Found = TypeVar("Found")

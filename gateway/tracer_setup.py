@@ -3,12 +3,11 @@
 from sluice.gateway.options.option import OptionError
 from sluice.gateway.options.telemetry import TraceOptions
 from sluice.gateway.options.tracing import TracingOptions
-from sluice.gateway.service import InferenceService
-from sluice.gateway.tracing.timelines import TimelineRing
 from sluice.gateway.tracing.tracer import SpanSink, Tracer
 from sluice.gateway.v2.trace import TraceSettings
 from sluice.gateway.v2.trace_spans import TracesAsSpans
 from sluice.gateway.v2.trace_values import TraceSetting
+from sluice.record.timelines import TimelineRing
 
 _INSTALL = "pip install 'sluice[otel]'"
 
@@ -23,7 +22,7 @@ def _open_export(options: TracingOptions) -> SpanSink | None:
     if options.endpoint is None:
         return None
     try:
-        from sluice.gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
+        from sluice.record.otel import ExportSettings, TraceExport, make_exporter, make_resource
     except ImportError as error:
         raise OptionError(f"--otlp-traces-endpoint needs OpenTelemetry ({error}): {_INSTALL}") from None
     settings = ExportSettings(options.max_queue_spans, options.max_batch_spans, options.delay_ms / 1000)
@@ -37,7 +36,7 @@ def make_trace_settings(options: TraceOptions) -> TraceSettings:
     if options.mode == "triton":
         return TraceSettings(options.file, setting)
     try:
-        from sluice.gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
+        from sluice.record.otel import ExportSettings, TraceExport, make_exporter, make_resource
     except ImportError as error:
         raise OptionError(f"--trace-config mode=opentelemetry needs OpenTelemetry ({error}): {_INSTALL}") from None
     settings = ExportSettings(
@@ -48,10 +47,3 @@ def make_trace_settings(options: TraceOptions) -> TraceSettings:
     resource = make_resource({"service.name": "triton-inference-server"} | options.resource)
     export = TraceExport(make_exporter(options.url), resource, settings, options.url)
     return TraceSettings("", setting, TracesAsSpans(export, options.otel_settings))
-
-
-def watch_tracer(service: InferenceService) -> None:
-    """Count the spans that are sent, and send the last ones when the service closes."""
-    service.tracer.reads_parents = service.trace.reads_parents
-    service.metrics.registry.register(service.tracer)
-    service.close_last(service.tracer.close)

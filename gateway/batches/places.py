@@ -10,7 +10,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from sluice.errors import SluiceError
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.text_models import AdapterText
 
@@ -182,10 +182,10 @@ class PlaceKeeper:
         return has_granted
 
 
-def measure_capacity(service: InferenceService, model: str, num_lines: int, *, is_alone: bool = False) -> Capacity:
+def measure_capacity(plane: Plane, model: str, num_lines: int, *, is_alone: bool = False) -> Capacity:
     """Measure by the engine's last report. With `is_alone` there are no others, and requests may queue."""
     try:
-        text = service.llm(model)
+        text = plane.llm(model)
         text = text.base if isinstance(text, AdapterText) else text
         if not isinstance(text, LlmText):
             return _OF_OTHERS

@@ -16,7 +16,8 @@ from sluice.gateway.batches.records import Batch, BatchStatus, FileRecord, new_i
 from sluice.gateway.batches.store import FileUpload, StateStore
 from sluice.gateway.batches.worker import BatchWorker
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
+from sluice.gateway.rooms import Rooms
 
 _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
 
@@ -24,23 +25,21 @@ _CANCELLABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.CAN
 class BatchService:
     """Files and batches of one server. Nothing touches the disk before the first file is uploaded."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
+    def __init__(self, plane: Plane, rooms: Rooms, config: ServeConfig) -> None:
         options = config.batches
         self.store = StateStore(config.state_folder(), options.max_stored_bytes, options.max_file_bytes)
         self._max_requests = options.max_requests
-        self._service = service
-        service.notices.append(self.store.problem)
-        self._places = PlaceKeeper(partial(measure_capacity, service))
+        self._plane = plane
+        self._rooms = rooms
+        rooms.join(notice=self.store.problem)
+        self._places = PlaceKeeper(partial(measure_capacity, plane))
         self._worker: BatchWorker | None = None
-        self.answer: Answer | None = None
-        """The server's own application."""
 
-    def start(self) -> None:
-        """Begin to work on batches, those of an earlier process first."""
-        assert self.answer is not None, "no application answers"
-        check = partial(check_model, self._service)
-        self._worker = BatchWorker(self.store, self._places, self.answer, check, self._max_requests)
-        self._service.metrics.registry.register(BatchCollector(self._worker, self._places))
+    def start(self, answer: Answer) -> None:
+        """Begin to work on batches, those of an earlier process first. `answer` is the server's own application."""
+        check = partial(check_model, self._plane)
+        self._worker = BatchWorker(self.store, self._places, answer, check, self._max_requests)
+        self._rooms.join(BatchCollector(self._worker, self._places))
         self._worker.start()
 
     async def stop(self) -> None:
@@ -108,7 +107,7 @@ class BatchService:
 
     def check_model(self, endpoint: str, model: str) -> None:
         """Raise SluiceError where `endpoint` does not answer for `model`."""
-        check_model(self._service, endpoint, model)
+        check_model(self._plane, endpoint, model)
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Cancel a batch: requests that are under way end, and finished ones keep their results. Raises NOT_FOUND, and
@@ -129,14 +128,14 @@ class BatchService:
             self._worker.wake()
 
 
-def check_model(service: InferenceService, endpoint: str, model: str) -> None:
+def check_model(plane: Plane, endpoint: str, model: str) -> None:
     """Raise SluiceError where `endpoint` does not answer for `model`."""
     if endpoint in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
-        service.llm(model)
+        plane.llm(model)
     elif endpoint == "/v1/embeddings":
-        service.embedder(model)
+        plane.embedder(model)
     else:
-        service.find(model)
+        plane.models.find(model)
 
 
 class BatchCollector(Collector):

@@ -9,12 +9,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from sluice.calendar_clock import CalendarClock
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.batches import tables
 from sluice.gateway.batches.records import Batch, FileRecord, new_id
 from sluice.gateway.batches.tables import Page
-from sluice.pipelines.sqlite.connections import FileConnections, FileLimits, StoreUse
+from sluice.state.calendar_clock import CalendarClock
+from sluice.state.connections import FileConnections, FileLimits
+from sluice.state.outage import StoreUse
 
 _PART = ".part"
 """End of the names of uploads that are not whole."""

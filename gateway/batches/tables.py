@@ -8,8 +8,8 @@ import msgspec
 
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.batches.records import UNFINISHED, Batch, FileRecord
-from sluice.pipelines.sqlite.connections import Schema
-from sluice.pipelines.sqlite.queries import query_row, query_rows
+from sluice.state.connections import Schema
+from sluice.state.queries import query_row, query_rows
 
 _STEPS = (
     """

@@ -7,7 +7,7 @@ Handlers are those of the `grpc` package, so that another server can serve the s
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from inspect import isasyncgen
 from typing import Any, NoReturn
 
@@ -25,8 +25,7 @@ from sluice.gateway.grpc.messages import WireMessage, join_message
 from sluice.gateway.grpc.methods import CallDetails, CallHost, DirectMethod
 from sluice.gateway.grpc.response import GrpcResponse
 from sluice.gateway.grpc.unary import as_sluice_error, status_of
-from sluice.gateway.telemetry.exemplars import current_span, sampled_span
-from sluice.serving.job import InferJob
+from sluice.record.spans import RemoteParent, parse_traceparent, remote_parent
 
 log = logging.getLogger(__name__)
 _OK = grpc.StatusCode.OK
@@ -46,13 +45,12 @@ class GrpcCall(GrpcResponse):
         "_deadline",
         "_direct",
         "_head",
-        "_is_answered",
-        "_job",
         "_messages",
         "_num_bytes",
         "_server",
         "_status",
         "_task",
+        "on_gone",
     )
 
     def __init__(self, connection: Carrier, stream_id: int, head: wire.CallHead, server: CallHost) -> None:
@@ -68,9 +66,8 @@ class GrpcCall(GrpcResponse):
         self._task: asyncio.Task[None] | None = None
         self._direct: DirectMethod | None = None
         """What answers the only message without a task."""
-        self._job: InferJob | None = None
-        """What a direct method has begun."""
-        self._is_answered = False
+        self.on_gone: Callable[[], None] | None = None
+        """Cancels what a direct method has begun."""
         self._deadline: asyncio.TimerHandle | None = None
         self._status: tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]] | None = None
 
@@ -95,7 +92,10 @@ class GrpcCall(GrpcResponse):
     def _start_task(self) -> None:
         self._direct = None
         self.connection.num_running += 1
-        self._task = self.connection.loop.create_task(self._run())
+        self._run_task(self._run())
+
+    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = self.connection.loop.create_task(work)
         self._server.tasks.add(self._task)
         self._task.add_done_callback(self._forget_task)
 
@@ -105,18 +105,19 @@ class GrpcCall(GrpcResponse):
             self._start_task()
             return
         self.connection.num_running += 1
+        before = remote_parent.set(_find_parent(self._head.metadata))
         try:
-            job = direct.begin(self._messages[0][1], self)
+            has_begun = direct.begin(self._messages[0][1], self)
         except Exception as error:
             self.fail(error)
             return
-        if job is None:
+        finally:
+            remote_parent.reset(before)
+        if has_begun:
+            self._messages.clear()
+        else:
             self.connection.num_running -= 1
             self._start_task()
-            return
-        self._messages.clear()
-        if not self._is_answered:
-            self._job = job
 
     # --- what a direct method calls, once ---
 
@@ -131,9 +132,19 @@ class GrpcCall(GrpcResponse):
         self.finish(*status_of(as_sluice_error(error, self._head.path)))
         error.__traceback__ = None  # its frames hold the job, which holds the error: work for the garbage collector
 
+    def go_on(self, work: Coroutine[Any, Any, WireMessage]) -> None:
+        """Answer with the message that `work` returns, or the error that it raises."""
+        self.on_gone = None
+        self._run_task(self._respond_aside(work))
+
+    async def _respond_aside(self, work: Coroutine[Any, Any, WireMessage]) -> None:
+        try:
+            self.send_only(await work)
+        except Exception as error:
+            self.finish(*status_of(as_sluice_error(error, self._head.path)))
+
     def _end_direct(self) -> None:
-        self._is_answered = True
-        self._job = None  # it holds its receiver, which holds this call
+        self.on_gone = None  # it holds the job, which holds its receiver, which holds this call
         self.connection.num_running -= 1
 
     # --- what comes ---
@@ -202,10 +213,10 @@ class GrpcCall(GrpcResponse):
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
-        elif self._job is not None:
-            job = self._job
+        elif self.on_gone is not None:
+            cancel = self.on_gone
             self._end_direct()
-            job.cancel()
+            cancel()
 
     def _expire(self) -> None:
         if self.trailers is None:
@@ -229,9 +240,7 @@ class GrpcCall(GrpcResponse):
 
     async def _run(self) -> None:
         head = self._head
-        for name, value in head.metadata:
-            if name == "traceparent" and isinstance(value, str):
-                current_span.set(sampled_span(value))
+        remote_parent.set(_find_parent(head.metadata))
         try:
             handler = self._server.methods.find(CallDetails(head.path, head.metadata))
             if handler is None:
@@ -372,6 +381,12 @@ class GrpcCall(GrpcResponse):
         if self._head.encoding == "identity":
             await self.abort(grpc.StatusCode.INTERNAL, "a compressed message in a call without grpc-encoding")
         return await unpack(message, self._server.max_message_bytes)
+
+
+def _find_parent(metadata: wire.Metadata) -> RemoteParent | None:
+    sent = dict(metadata)
+    traceparent, state = sent.get("traceparent"), sent.get("tracestate", "")
+    return parse_traceparent(traceparent, str(state)) if isinstance(traceparent, str) else None
 
 
 def _decode(handler: Any, raw: bytes | memoryview) -> Any:

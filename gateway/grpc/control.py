@@ -19,7 +19,7 @@ from sluice.gateway.v2.repository import (
     load_model,
     unload_model,
 )
-from sluice.gateway.v2.server import V2Service, model_metadata, parse_version, server_metadata, statistics
+from sluice.gateway.v2.server import V2Server, model_metadata, parse_version, server_metadata, statistics
 from sluice.gateway.v2.trace_values import TRACE_SETTINGS, TraceValue
 from sluice.serving.request import LATEST
 
@@ -38,8 +38,8 @@ _LOG_FORMATS = ("default", "ISO8601")
 class RepositoryCalls:
     """Calls about the server, its models and its repository. Each takes a message and returns one."""
 
-    def __init__(self, service: V2Service) -> None:
-        self._service = service
+    def __init__(self, server: V2Server) -> None:
+        self._server = server
         self._changes: set[asyncio.Task[None]] = set()
 
     def handlers(self) -> dict[str, Any]:
@@ -63,41 +63,41 @@ class RepositoryCalls:
         }
 
     def server_live(self, request: Any) -> Any:
-        return pb.ServerLiveResponse(live=self._service.is_live())
+        return pb.ServerLiveResponse(live=self._server.health.is_live())
 
     def server_ready(self, request: Any) -> Any:
-        return pb.ServerReadyResponse(ready=self._service.is_ready())
+        return pb.ServerReadyResponse(ready=self._server.health.is_ready())
 
     def server_metadata(self, request: Any) -> Any:
-        return pb.ServerMetadataResponse(**server_metadata(self._service.identity))
+        return pb.ServerMetadataResponse(**server_metadata(self._server.name))
 
     def model_ready(self, request: Any) -> Any:
         version = parse_version(request.version)
-        return pb.ModelReadyResponse(ready=self._service.is_model_ready(request.name, version))
+        return pb.ModelReadyResponse(ready=self._server.is_model_ready(request.name, version))
 
     def model_metadata(self, request: Any) -> Any:
         version = parse_version(request.version)
-        model = self._service.find(request.name, version)
-        models = self._service.repository.versions(request.name) if version == LATEST else [model]
+        model = self._server.models.find(request.name, version)
+        models = self._server.repository.versions(request.name) if version == LATEST else [model]
         return pb.ModelMetadataResponse(**model_metadata(model, [each.version for each in models]))
 
     def model_config(self, request: Any) -> Any:
-        model = self._service.find(request.name, parse_version(request.version))
+        model = self._server.models.find(request.name, parse_version(request.version))
         return pb.ModelConfigResponse(config=model.config)
 
     def model_statistics(self, request: Any) -> Any:
         version = parse_version(request.version)
-        models = [each for each in self._service.repository.models() if is_visible(each.name)]
+        models = [each for each in self._server.repository.models() if is_visible(each.name)]
         return pb.ModelStatisticsResponse(**statistics(models, request.name, version))
 
     async def repository_index(self, request: Any) -> Any:
         _refuse_repository(request)
-        return pb.RepositoryIndexResponse(models=await index_rows(self._service, request.ready))
+        return pb.RepositoryIndexResponse(models=await index_rows(self._server, request.ready))
 
     async def load(self, request: Any) -> Any:
         _refuse_repository(request)
-        load = _parse_load(self._service, request.parameters)
-        await self._finish(load_model(self._service, request.model_name, load))
+        load = _parse_load(self._server, request.parameters)
+        await self._finish(load_model(self._server, request.model_name, load))
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: Any) -> Any:
@@ -110,7 +110,7 @@ class RepositoryCalls:
         if base is not None:
             _expect(BASE_MODEL, base.WhichOneof("parameter_choice"), "string_param")
         base_model = "" if base is None else base.string_param
-        await self._finish(unload_model(self._service, request.model_name, base_model, unload_dependents))
+        await self._finish(unload_model(self._server, request.model_name, base_model, unload_dependents))
         return pb.RepositoryModelUnloadResponse()
 
     async def _finish(self, change: Coroutine[Any, Any, None]) -> None:
@@ -121,7 +121,7 @@ class RepositoryCalls:
         await asyncio.shield(task)
 
 
-def _parse_load(service: V2Service, parameters: Any) -> LoadRequest:
+def _parse_load(server: V2Server, parameters: Any) -> LoadRequest:
     adapter: dict[str, str] = {}
     config_json: str | None = None
     files: list[tuple[str, bytes]] = []
@@ -138,7 +138,7 @@ def _parse_load(service: V2Service, parameters: Any) -> LoadRequest:
             files.append((name.removeprefix(_FILE_PREFIX), value.bytes_param))
         else:
             raise _invalid(f"unrecognized load parameter '{name}'.")
-    return build_load(service, config_json, files, adapter)
+    return build_load(server, config_json, files, adapter)
 
 
 def _expect(name: str, kind: str | None, expected: str) -> None:
@@ -154,8 +154,8 @@ def _refuse_repository(request: Any) -> None:
 class ExtensionCalls:
     """Calls about shared memory, tracing and logging. Each takes a message and returns one."""
 
-    def __init__(self, service: V2Service) -> None:
-        self._service = service
+    def __init__(self, server: V2Server) -> None:
+        self._server = server
 
     def handlers(self) -> dict[str, Any]:
         """Return the handlers by method name."""
@@ -173,18 +173,18 @@ class ExtensionCalls:
 
     def system_status(self, request: Any) -> Any:
         response = pb.SystemSharedMemoryStatusResponse()
-        for region in self._service.shared_memory.status(request.name):
+        for region in self._server.shared_memory.status(request.name):
             found = response.regions[region.name]
             found.name, found.key = region.name, region.key
             found.offset, found.byte_size = region.offset, region.byte_size
         return response
 
     def system_register(self, request: Any) -> Any:
-        self._service.shared_memory.register(request.name, request.key, request.offset, request.byte_size)
+        self._server.shared_memory.register(request.name, request.key, request.offset, request.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     def system_unregister(self, request: Any) -> Any:
-        self._service.shared_memory.unregister(request.name)
+        self._server.shared_memory.unregister(request.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     def cuda_status(self, request: Any) -> Any:
@@ -192,30 +192,30 @@ class ExtensionCalls:
         if not name:
             return pb.CudaSharedMemoryStatusResponse()
         reason = f"Unable to find cuda shared memory region: '{name}'"
-        if any(region.name == name for region in self._service.shared_memory.status()):
+        if any(region.name == name for region in self._server.shared_memory.status()):
             reason = f"The region named '{name}' is registered as system shared memory, not CUDA shared memory"
         raise SluiceError(ErrorCode.NOT_FOUND, reason)
 
     def cuda_register(self, request: Any) -> Any:
-        self._service.shared_memory.require_allowed()
+        self._server.shared_memory.require_allowed()
         reason = f"failed to register CUDA shared memory region '{request.name}': this server has no GPU to share with"
         raise _invalid(reason)
 
     def cuda_unregister(self, request: Any) -> Any:
         """Do nothing where it is allowed: there is no region, and an unknown one is no error."""
-        self._service.shared_memory.require_allowed()
+        self._server.shared_memory.require_allowed()
         return pb.CudaSharedMemoryUnregisterResponse()
 
     def trace_setting(self, request: Any) -> Any:
         model = request.model_name or None
-        if model is not None and not any(each.name == model for each in self._service.repository.models()):
+        if model is not None and not any(each.name == model for each in self._server.repository.models()):
             raise _invalid(f"Request for unknown model : {model}")
         sent = request.settings
         values = {name: _trace_value(name, sent[name].value) for name in TRACE_SETTINGS if name in sent}
         if values:
-            self._service.trace.update(values, model)
+            self._server.trace.update(values, model)
         response = pb.TraceSettingResponse()
-        for name, value in self._service.trace.get(model).items():
+        for name, value in self._server.trace.get(model).items():
             response.settings[name].value.extend(value if isinstance(value, list) else [str(value)])
         return response
 
@@ -223,9 +223,9 @@ class ExtensionCalls:
         sent = request.settings
         values = {name: _log_value(name, sent[name]) for name in LOG_SETTINGS if name in sent}
         if values:
-            self._service.log_settings.update(values)
+            self._server.log_settings.update(values)
         response = pb.LogSettingsResponse()
-        for name, value in self._service.log_settings.get().items():
+        for name, value in self._server.log_settings.get().items():
             setattr(response.settings[name], _LOG_KINDS[name][0], value)
         return response
 

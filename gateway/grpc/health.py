@@ -8,7 +8,7 @@ from grpc_health.v1 import health_pb2
 
 from sluice.gateway.grpc.messages import parse_message
 from sluice.gateway.grpc.unary import sync_handler
-from sluice.gateway.v2.server import V2Service
+from sluice.gateway.v2.server import V2Server
 from sluice.serving.request import LATEST
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -21,8 +21,8 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class HealthService:
     """Answers grpc.health.v1 for probes and load balancers: of a model by its name, of the server by any other."""
 
-    def __init__(self, service: V2Service) -> None:
-        self._service = service
+    def __init__(self, server: V2Server) -> None:
+        self._server = server
         self._stopping = asyncio.Event()
 
     def handlers(self) -> dict[str, Any]:
@@ -60,6 +60,6 @@ class HealthService:
         """Return the state of a model or the server. As in Triton, unknown names stand for the server."""
         if self._stopping.is_set():
             return _NOT_SERVING
-        is_model = name in {model.name for model in self._service.repository.models()}
-        is_ready = self._service.is_model_ready(name, LATEST) if is_model else self._service.is_ready()
+        is_model = name in {model.name for model in self._server.repository.models()}
+        is_ready = self._server.is_model_ready(name, LATEST) if is_model else self._server.health.is_ready()
         return _SERVING if is_ready else _NOT_SERVING

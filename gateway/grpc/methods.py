@@ -1,7 +1,7 @@
 """The methods of the server, by path, and what stands before them: restrictions, and who may call."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from sluice.gateway.calls import CallLog
@@ -10,7 +10,6 @@ from sluice.gateway.grpc.messages import WireMessage
 from sluice.gateway.grpc.tracing import trace_call
 from sluice.gateway.restrictions import Restrictions
 from sluice.gateway.tracing.tracer import Tracer
-from sluice.serving.job import InferJob
 
 Handler = Any
 """A `grpc.RpcMethodHandler`, which has no types."""
@@ -24,20 +23,29 @@ class CallDetails(NamedTuple):
 
 
 class DirectCall(Protocol):
-    """A call whose only message a direct method answers."""
+    """A call whose only message a direct method answers: by one of `respond`, `fail` and `go_on`, unless its client is
+    gone."""
+
+    on_gone: Callable[[], None] | None
+    """Called where the client is gone before the answer."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]]: ...
 
     def respond(self, message: WireMessage) -> None:
-        """Answer with `message`. Either this or `fail` is called, once, unless the job is cancelled."""
+        """Answer with `message`."""
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""
+
+    def go_on(self, work: Coroutine[Any, Any, WireMessage]) -> None:
+        """Answer with the message that `work` returns, or the error that it raises."""
 
 
 class DirectMethod(Protocol):
     """A method that can answer plain requests without a task."""
 
-    def begin(self, raw: bytes | memoryview, call: DirectCall) -> InferJob | None:
-        """Begin to answer; None for a request that only the method's handler can. Raises SluiceError."""
+    def begin(self, raw: bytes | memoryview, call: DirectCall) -> bool:
+        """Begin to answer; False for a request that only the method's handler can. Raises SluiceError."""
 
 
 class Methods:

@@ -1,7 +1,6 @@
 """From a ModelInferRequest message to a request to a model: parameters, inputs and requested outputs."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ from tritonclient.grpc import service_pb2
 
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.grpc.messages import InferMessage, split_contents
+from sluice.gateway.v2.infer import AS_BINARY, OutputForm, OutputPlan, RequestedOutput, V2Request
 from sluice.gateway.v2.shared_memory import SharedMemoryRegistry, copy_window
 from sluice.serving.model import Model
 from sluice.serving.request import InferRequest, SequenceFlag
@@ -39,22 +39,6 @@ _CONTENT_TYPES = {
 """By field of InferTensorContents: its own type, and the types of tensors that it may carry."""
 
 
-@dataclass(slots=True)
-class GrpcInferRequest:
-    """A request to `model`, and the parts of it that only the protocol needs.
-
-    `windows` is the shared memory that outputs are written to, and `classes` the number of classes that outputs are
-    returned as; both by the output's name.
-    """
-
-    model: Model
-    request: InferRequest
-    is_decoupled: bool
-    wants_empty_final: bool = False
-    windows: dict[str, memoryview] = field(default_factory=dict)
-    classes: dict[str, int] = field(default_factory=dict)
-
-
 def parse_infer_request(
     infer: InferMessage,
     model: Model,
@@ -62,14 +46,14 @@ def parse_infer_request(
     forwarded: Mapping[str, str] | None = None,
     *,
     is_unary: bool = False,
-) -> GrpcInferRequest:
+) -> V2Request:
     """Parse the request to `model` in `infer`. `forwarded` metadata become parameters, over the message's own.
 
     Raises INVALID in Triton's words, and whatever shared memory raises.
     """
     message = infer.header
     request = InferRequest({}, id=message.id, protocol=PROTOCOL, takes_stream=not is_unary)
-    parsed = GrpcInferRequest(model, request, is_decoupled=False)
+    parsed = V2Request(model, request, OutputPlan(AS_BINARY))
     if message.parameters:
         parsed.wants_empty_final = _parse_parameters(message.parameters, request)
     _parse_inputs(infer, request, memory)
@@ -77,7 +61,7 @@ def parse_infer_request(
         _parse_outputs(message, parsed, memory)
     if forwarded:
         request.parameters.update(forwarded)
-    parsed.is_decoupled = model.is_decoupled_for(request)
+    parsed.is_decoupled = not is_unary and model.is_decoupled_for(request)
     return parsed
 
 
@@ -210,9 +194,7 @@ def _unexpected(tensor: Any, model: str, what: str) -> SluiceError:
     return invalid(tensor.name, message)
 
 
-def _parse_outputs(
-    message: "service_pb2.ModelInferRequest", parsed: GrpcInferRequest, memory: SharedMemoryRegistry
-) -> None:
+def _parse_outputs(message: "service_pb2.ModelInferRequest", parsed: V2Request, memory: SharedMemoryRegistry) -> None:
     names: dict[str, None] = {}
     for each in message.outputs:
         name = each.name
@@ -225,9 +207,10 @@ def _parse_outputs(
         if region is not None and classes:
             raise invalid(name, "output can't set both 'shared_memory_region' and 'classification'")
         if region is not None:
-            parsed.windows[name] = memory.window(*region)
+            window = memory.window(*region)
+            parsed.plan.named[name] = RequestedOutput(OutputForm.SHARED_MEMORY, window=window)
         if classes:
-            parsed.classes[name] = classes
+            parsed.plan.named[name] = RequestedOutput(OutputForm.BINARY, classes)
     parsed.request.requested_outputs = tuple(names)
 
 

@@ -19,7 +19,7 @@ from sluice.gateway.grpc.stream import InferStream
 from sluice.gateway.grpc.unary import abort, as_sluice_error, raw_handler
 from sluice.gateway.options.grpc import GrpcOptions
 from sluice.gateway.restrictions import Restrictions
-from sluice.gateway.v2.server import V2Service
+from sluice.gateway.v2.server import V2Server
 
 _SERVICE = "inference.GRPCInferenceService"
 _REFLECTION_SERVICES = (reflection.SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
@@ -33,21 +33,19 @@ class _Server(Protocol):
 
 
 class GrpcServer:
-    """Serves `service` from `start` on. Lives on the event loop's thread."""
+    """Serves `server` from `start` on. Lives on the event loop's thread."""
 
-    def __init__(
-        self, service: V2Service, options: GrpcOptions, host: str, session_headers: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, server: V2Server, options: GrpcOptions, host: str, session_headers: Sequence[str] = ()) -> None:
         """`host` is the address to listen on where the options name none, `session_headers` the names of metadata that
         name a request's session."""
-        self._health = HealthService(service)
-        self._reader = InferReader(service, options.header_forward_pattern, session_headers)
+        self._health = HealthService(server)
+        self._reader = InferReader(server, options.header_forward_pattern, session_headers)
         self._infer = ModelInfer(self._reader)
         self._streams: set[InferStream] = set()
         self._is_stopping = False
         direct = {f"/{_SERVICE}/ModelInfer": self._infer}
         methods = Methods(
-            self._handlers(service), direct, service.calls, Restrictions(options.restrictions), service.tracer
+            self._handlers(server), direct, server.calls, Restrictions(options.restrictions), server.tracer
         )
         kind = GrpcioServer if options.server == "grpcio" else CallServer
         self._server: _Server = kind(methods, options, options.host or host)
@@ -59,7 +57,7 @@ class GrpcServer:
     def begin_stop(self) -> None:
         """Report NOT_SERVING, and end each stream with UNAVAILABLE once its requests are answered. Idempotent.
 
-        New calls are still taken, for the service to refuse.
+        New calls are still taken, for the server to refuse.
         """
         self._is_stopping = True
         self._health.stop()
@@ -71,10 +69,10 @@ class GrpcServer:
         self.begin_stop()
         await self._server.stop(grace_s)
 
-    def _handlers(self, service: V2Service) -> dict[str, Any]:
+    def _handlers(self, server: V2Server) -> dict[str, Any]:
         inference = {
-            **RepositoryCalls(service).handlers(),
-            **ExtensionCalls(service).handlers(),
+            **RepositoryCalls(server).handlers(),
+            **ExtensionCalls(server).handlers(),
             "ModelInfer": raw_handler("ModelInfer", self._infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(
                 self._serve_stream, response_serializer=join_message

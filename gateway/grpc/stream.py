@@ -16,17 +16,17 @@ import grpc
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.calls import Call, current_call
 from sluice.gateway.grpc.access import parse_peer
-from sluice.gateway.grpc.infer import InferReader, refusal_message, stream_message, takes_long
+from sluice.gateway.grpc.infer import InferReader, refusal_message, stream_message
 from sluice.gateway.grpc.messages import InferMessage, WireMessage, message_size, split_message
-from sluice.gateway.grpc.requests import GrpcInferRequest
 from sluice.gateway.grpc.tracing import finish, open_root
 from sluice.gateway.grpc.unary import GRPC_CODE, as_sluice_error
 from sluice.gateway.long_work import run_aside
-from sluice.gateway.v2.trace import Trace, following
+from sluice.gateway.v2.infer import V2Request, is_short, submit
+from sluice.gateway.v2.trace import Trace
+from sluice.record.spans import Span, current_span
 from sluice.serving.job import InferJob
 from sluice.serving.model import MAX_UNREAD
 from sluice.serving.request import InferResponse
-from sluice.spans import Span, current_span
 
 MAX_IN_FLIGHT = 1024
 """Most requests of one stream that are read and not answered; the client's next ones wait in the connection."""
@@ -40,7 +40,7 @@ class _Slot:
     __slots__ = ("call", "held", "is_ordered", "is_over", "job", "parsed", "root", "status", "trace")
 
     def __init__(self) -> None:
-        self.parsed: GrpcInferRequest | None = None
+        self.parsed: V2Request | None = None
         self.job: InferJob | None = None
         self.held: list[InferResponse] = []
         """Responses that wait for those of earlier requests."""
@@ -139,9 +139,10 @@ class InferStream:
             slot.is_ordered = not (parsed.is_decoupled or parsed.model.spec.is_decoupled)
             if slot.is_ordered:
                 self._order.append(slot)
-            slot.trace = self._reader.begin_trace(parsed, received_ns)
-            with following(slot.trace):
-                job = parsed.model.submit(parsed.request, partial(self._receive, slot))
+            try:
+                job = submit(self._reader.server, parsed, partial(self._receive, slot))
+            finally:
+                slot.trace = parsed.trace
             if not slot.is_over or slot.trace is not None:
                 slot.job = job
             if self._failure is not None:
@@ -201,7 +202,7 @@ class InferStream:
                 await self._arrived
                 continue
             slot, response = unwritten.popleft()
-            if slot.parsed is not None and takes_long(slot.parsed, response):
+            if slot.parsed is not None and not is_short(response, slot.parsed.plan):
                 serialized = await run_aside(partial(_message, slot, response))
             else:
                 serialized = _message(slot, response)

@@ -8,12 +8,12 @@ import grpc
 from sluice.gateway.calls import current_call
 from sluice.gateway.grpc.messages import WireMessage
 from sluice.gateway.grpc.unary import RawCall
-from sluice.gateway.tracing.timelines import RECEIVED
-from sluice.gateway.tracing.tracer import Tracer, finish_root, read_parent, remote_parent
-from sluice.spans import RemoteParent, Span, current_span
+from sluice.gateway.tracing.tracer import Tracer, finish_root
+from sluice.record.spans import Span, current_span
+from sluice.record.timelines import RECEIVED
 
 _SERVICE = "inference.GRPCInferenceService"
-_INFER, _STREAM = f"/{_SERVICE}/ModelInfer", f"/{_SERVICE}/ModelStreamInfer"
+_INFER = f"/{_SERVICE}/ModelInfer"
 _ID_BYTES = 12
 _FAILURES = frozenset({2, 4, 8, 12, 13, 14, 15})
 """Statuses of servers' faults, as OpenTelemetry's conventions list them."""
@@ -21,14 +21,11 @@ _FAILURES = frozenset({2, 4, 8, 12, 13, 14, 15})
 
 def trace_call(tracer: Tracer, details: Any, handler: Any) -> Any:
     """Return the handler of an inference that records it, and the handler itself of any other call."""
-    if details.method == _STREAM:
-        remote_parent.set(_read_parent(details))
     if details.method != _INFER or handler.unary_unary is None:
         return handler
     serve: RawCall = handler.unary_unary
 
     async def serve_traced(raw: bytes | memoryview, context: Any) -> WireMessage:
-        remote_parent.set(_read_parent(details))
         if tracer.is_exporting:
             open_root(tracer, "ModelInfer")
         status: int | None = None
@@ -50,7 +47,7 @@ def open_root(tracer: Tracer, method: str, request_id: str = "", received_ns: in
     call = current_call.get()
     request_id = request_id or (token_hex(_ID_BYTES) if call is None else call.request_id)
     attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
-    root = tracer.open(f"{_SERVICE}/{method}", request_id, {**attributes}, remote_parent.get(), received_ns)
+    root = tracer.open(f"{_SERVICE}/{method}", request_id, {**attributes}, received_ns)
     if root is not None:
         root.note(RECEIVED, at_ns=root.started_ns)
 
@@ -62,13 +59,3 @@ def finish(root: Span, status: int | None) -> None:
     finish_root(root, status, is_failure=status in _FAILURES)
     if current_span.get() is root:
         current_span.set(None)
-
-
-def _read_parent(details: Any) -> RemoteParent | None:
-    metadata = dict(details.invocation_metadata or ())
-
-    def find_header(name: str) -> str | None:
-        value = metadata.get(name)
-        return value.decode("latin-1") if isinstance(value, bytes) else value
-
-    return read_parent(find_header)

@@ -2,20 +2,21 @@
 
 import re
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.access.control import TENANT_HEADER, Credentials
 from sluice.gateway.access.identity import RouteGroup
 from sluice.gateway.access.rights import CATEGORY_GROUPS
-from sluice.gateway.calls import Call, CallLog
+from sluice.gateway.calls import CallLog
 from sluice.gateway.http.errors import error_response, is_anthropic
-from sluice.gateway.http.sse import DIRECT_WRITER, PIECE_WRITER, DirectWriter, WritePiece
+from sluice.gateway.http.sse import PIECE_WRITER
+from sluice.gateway.http.writing import PieceWriter
 from sluice.gateway.restrictions import ApiCategory, Restrictions
 
 IN_PROCESS = "sluice.in_process"
@@ -83,78 +84,12 @@ _BY_MODEL_ACTION = {
 """Categories by the last word of a path under /v2/models/NAME."""
 
 
-class CallMiddleware:
-    """Opens a call for each request where calls are active, and ends it with the answer.
-
-    Answers 401 or 403, in the protocol's own shape, to requests that lack a key or a right. Keys come as
-    `Authorization: Bearer KEY`; Anthropic's clients send `x-api-key: KEY`.
-    """
-
-    def __init__(self, app: ASGIApp, calls: CallLog, find_protocol: Callable[[str], str]) -> None:
-        """`find_protocol` returns a path's protocol."""
-        self._app = app
-        self._calls = calls
-        self._find_protocol = find_protocol
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope["path"]):
-            await self._app(scope, receive, send)
-            return
-        path: str = scope["path"]
-        group = find_place(path).group
-        request_id = scope["state"]["request_id"]
-        is_observed = group is not RouteGroup.METRICS
-        call = self._calls.open(self._find_protocol(path), path, request_id, is_observed=is_observed)
-        call.group = group if scope["method"] == "POST" else None
-
-        async def counted_receive() -> Message:
-            message = await receive()
-            piece = message.get("body", b"")
-            call.bytes_in += len(piece)
-            if call.note_request is not None:
-                call.note_request(piece)
-            return message
-
-        async def counted_send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                call.status = message["status"]
-                if call.answer_headers is not None:
-                    message["headers"] = [*message.get("headers", ()), *call.answer_headers()]
-            piece = message.get("body", b"")
-            call.bytes_out += len(piece)
-            if call.note_answer is not None:
-                call.note_answer(piece)
-            await send(message)
-
-        extensions = scope.get("extensions", {})
-        if PIECE_WRITER in extensions:
-            extensions[PIECE_WRITER] = _counted_writer(call, extensions[PIECE_WRITER])
-        if DIRECT_WRITER in extensions:
-            extensions[DIRECT_WRITER] = _CountedDirectWriter(call, extensions[DIRECT_WRITER])
-        try:
-            try:
-                await self._identify(call, scope, group)
-                await call.begin()
-            except SluiceError as refusal:
-                await error_response(path, refusal)(scope, counted_receive, counted_send)
-            else:
-                await self._app(scope, counted_receive, counted_send)
-        finally:
-            call.release()
-
-    async def _identify(self, call: Call, scope: Scope, group: RouteGroup | None) -> None:
-        sent = _read_credentials(scope)
-        if IN_PROCESS in scope:
-            call.identity, call.tenant = self._calls.access.resume(scope[IN_PROCESS], group), sent.tenant
-        else:
-            await self._calls.identify(call, sent, group)
-
-
-def _read_credentials(scope: Scope) -> Credentials:
+def read_credentials(path: str, headers: Iterable[tuple[bytes, bytes]], peer: str) -> Credentials:
+    """Return what the headers of a request to `path` say of its sender. `peer` is the client's address."""
     authorization: bytes | None = None
     own_key: bytes | None = None
     forwarded_for = tenant = ""
-    for name, value in scope["headers"]:
+    for name, value in headers:
         if name == b"authorization":
             authorization = authorization or value
         elif name == _TENANT:
@@ -163,38 +98,16 @@ def _read_credentials(scope: Scope) -> Credentials:
             forwarded_for += "," + value.decode("latin-1")
         elif name == b"x-api-key":
             own_key = value
-    if authorization is None and own_key is not None and is_anthropic(scope["path"]):
+    if authorization is None and own_key is not None and is_anthropic(path):
         authorization = b"Bearer " + own_key
-    client = scope.get("client")
-    return Credentials(authorization, client[0] if client else "", forwarded_for, tenant)
+    return Credentials(authorization, peer, forwarded_for, tenant)
 
 
-def _counted_writer(call: Call, write: WritePiece) -> WritePiece:
-    async def write_counted(piece: bytes) -> None:
-        call.bytes_out += len(piece)
-        if call.note_answer is not None:
-            call.note_answer(piece)
-        await write(piece)
-
-    return write_counted
-
-
-class _CountedDirectWriter:
-    """Writes pieces at once, and counts them in their call."""
-
-    __slots__ = ("_call", "_write", "is_open")
-
-    def __init__(self, call: Call, writer: DirectWriter) -> None:
-        self._call = call
-        self._write = writer.write_now
-        self.is_open = writer.is_open
-
-    def write_now(self, piece: bytes) -> None:
-        call = self._call
-        call.bytes_out += len(piece)
-        if call.note_answer is not None:
-            call.note_answer(piece)
-        self._write(piece)
+def count_writer(count: Callable[[bytes], None], extensions: dict[str, Any]) -> None:
+    """Have the writer of pieces among the extensions of a scope count what it writes."""
+    writer: PieceWriter | None = extensions.get(PIECE_WRITER)
+    if writer is not None:
+        writer.count = count
 
 
 class PageGuard:
@@ -280,21 +193,17 @@ class PageMiddleware:
         await app(scope, receive, send)
 
 
-class RestrictedApiMiddleware:
-    """Answers 403, in the protocol's own shape and Triton's words, to restricted requests without their header."""
-
-    def __init__(self, app: ASGIApp, restrictions: Restrictions) -> None:
-        self._app = app
-        self._restrictions = restrictions
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        restriction = self._restrictions.find(find_api_category(scope["path"]))
-        if restriction is None or restriction.admits(_find_header(scope, restriction.key.encode("latin-1", "replace"))):
-            await self._app(scope, receive, send)
-            return
-        message = f"This API is restricted, expecting header '{restriction.key}'"
-        refusal = SluiceError(ErrorCode.FORBIDDEN, message)
-        await error_response(scope["path"], refusal)(scope, receive, send)
+def find_restriction(
+    restrictions: Restrictions, path: str, headers: Iterable[tuple[bytes, bytes]]
+) -> SluiceError | None:
+    """Return why a request is refused that lacks the header of a restriction; None where it is not."""
+    restriction = restrictions.find(find_api_category(path))
+    if restriction is None:
+        return None
+    name = restriction.key.encode("latin-1", "replace")
+    if restriction.admits(next((value for key, value in headers if key == name), None)):
+        return None
+    return SluiceError(ErrorCode.FORBIDDEN, f"This API is restricted, expecting header '{restriction.key}'")
 
 
 def is_open(path: str) -> bool:
@@ -345,7 +254,3 @@ def _find_by_pattern(path: str) -> ApiCategory | RoutePlace | None:
         case ["v2", first, *_]:
             return _BY_SECTION.get(first)
     return None
-
-
-def _find_header(scope: Scope, name: bytes) -> bytes | None:
-    return next((value for key, value in scope["headers"] if key == name), None)

@@ -115,12 +115,11 @@ def body_too_large(what: str, limit_bytes: int, reason: str = " (--http-max-inpu
 
 @contextmanager
 def client_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Make the errors of a context name their field as the client does: `names` maps the models' names to its own."""
+    """Make the errors of a context name their fields as the client does: `names` maps the models' names to its own."""
     try:
         yield
     except SluiceError as error:
-        if error.param is not None:
-            error.param = names.get(error.param, error.param)
+        error.rename(names)
         raise
 
 

@@ -32,17 +32,11 @@ class InProcessClient:
         }
         scope = {
             "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
             "method": "POST",
             "scheme": "http",
             "path": url,
-            "raw_path": url.encode(),
-            "root_path": "",
             "query_string": b"",
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-            "client": None,
-            "server": None,
             IN_PROCESS: sender,
         }
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]

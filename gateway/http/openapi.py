@@ -15,10 +15,10 @@ from fastapi.staticfiles import StaticFiles
 
 from sluice.gateway.http.parsing import RequestObject
 from sluice.gateway.http.request import SCHEDULING_PARAMETERS
-from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
 
 _COLLECTION_KEY: dict[str, Any] = {
-    "name": owner_keys.HEADER,
+    "name": OWNER_KEY_HEADER,
     "in": "header",
     "schema": {"type": "string"},
     "description": "The owner's key of the collection that a pipeline looks into, where it has one.",

@@ -33,7 +33,7 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.http.errors import requirement
 from sluice.gateway.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits
 from sluice.gateway.long_work import run_aside
-from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.text.types import OWNER_KEY
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
 REQUEST_LIMITS = DocumentLimits(values=(1 << 20) + (1 << 16), members=1 << 15, strings=1 << 16, string_chars=1 << 24)
@@ -418,6 +418,6 @@ def retriever_parameters(
         "top_k": top_k,
         "mode": mode,
         "filter": orjson.dumps(filter).decode() if filter else None,
-        owner_keys.PARAMETER: collection_key or None,
+        OWNER_KEY: collection_key or None,
     }
     return {name: value for name, value in parameters.items() if value is not None}

@@ -11,11 +11,11 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from sluice.gateway.http.direct import Direct, DirectExchange
+from sluice.gateway.http.exchange import HOT_ENDING, ConnectionExchange, HotRoutes
 from sluice.gateway.http.framing import HTTP2_PREFACE, FaultError, check_odd_head, framed, refusal, shown
 from sluice.gateway.http.request import choose_request_id
-from sluice.gateway.http.sse import DIRECT_WRITER, PIECE_WRITER
-from sluice.gateway.http.writing import CorkedTransport, PieceWriter, is_plain
+from sluice.gateway.http.sse import PIECE_WRITER
+from sluice.gateway.http.writing import ConnectionTransport, PieceWriter, holding_head, is_plain
 from sluice.gateway.standstill import UNREAD_LOOK_S, has_unread
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ NAMES_AS_SENT = "sluice.header_names"
 """Key of the ASGI scope's extension whose `names` are the headers' names as the client wrote them, in order."""
 
 _HELD_BYTES, _HELD_S = 64 << 10, 0.1
-"""Longest body that is waited for before a request is answered directly, and for how long."""
+"""Longest body of a hot route that is waited for before its exchange begins, and for how long."""
 MAX_CHUNKS = 1 << 16
 """Most pieces of a body in chunks. Each costs more than its bytes."""
 LINGER_S = 2.0
@@ -47,7 +47,7 @@ class ConnectionState(ServerState):
 
     is_draining = False
     """Whether each connection ends with the next answer."""
-    direct: Direct | None = None
+    hot: HotRoutes | None = None
     """Answers plain requests without the application."""
 
 
@@ -76,7 +76,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _coding = b""
     """A Transfer-Encoding that is not read."""
     _held_body: bytes | None = None
-    """The body, as far as it has come, of a request that may be answered directly; None: the application has it."""
+    """The body, as far as it has come, of a request of a hot route; None: the application has it."""
+    _exchange: ConnectionExchange | None = None
+    """The request of a hot route that is being answered."""
     _hold_timer: asyncio.TimerHandle | None = None
     _num_chunks = 0
     _head_timer: asyncio.TimerHandle
@@ -84,8 +86,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)
         super().connection_made(stream)
-        self.transport = cast(asyncio.Transport, CorkedTransport(stream, self.loop, self._linger))
-        self._direct = self.server_state.direct
+        self._joined_writes = ConnectionTransport(stream, self.loop, self._linger)
+        self.transport = cast(asyncio.Transport, self._joined_writes)
+        self._hot = self.server_state.hot
         self._begin_head()
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head_age)
 
@@ -185,7 +188,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._check_head(version)
         self._is_in_head = False
         self._num_chunks = 0
-        if self._may_be_direct(version):
+        if self._is_hot(version):
             self._held_body = b""
         else:
             self._begin_cycle()
@@ -200,23 +203,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_WAITING:
             raise FaultError(f"more than {_MAX_WAITING} requests of the connection wait for the answer to another")
 
-    def _may_be_direct(self, version: str) -> bool:
+    def _is_hot(self, version: str) -> bool:
         """Whether the request may be answered without the application: its head asks for nothing else."""
-        direct, parser = self._direct, self.parser
+        hot, parser = self._hot, self.parser
         return (
-            direct is not None
-            and direct.takes(self.url)
+            hot is not None
+            and self.url.endswith(HOT_ENDING)
+            and hot.takes(self.url, self.headers)
             and parser.get_method() == b"POST"
             and version == "1.1"
             and parser.should_keep_alive()
             and not self.expect_100_continue
             and not self.flow.write_paused
             and not self.server_state.is_draining
-            and (self.cycle is None or self.cycle.response_complete)
+            and not self._is_busy
         )
 
+    @property
+    def _is_busy(self) -> bool:
+        """Whether a request has not been answered."""
+        return self._exchange is not None or (self.cycle is not None and not self.cycle.response_complete)
+
     def _begin_cycle(self) -> None:
-        """Give the request to the application. Its scope is made only now: direct requests need none."""
+        """Give the request to the application. Its scope is made only now: an exchange needs none."""
         url, headers, expects_100 = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expects_100
@@ -227,10 +236,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.server_state.is_draining:
             self.cycle.keep_alive = False
         if is_plain(self.cycle):
-            writer = PieceWriter(self.cycle)
-            extensions |= {PIECE_WRITER: writer.write, DIRECT_WRITER: writer}
+            extensions[PIECE_WRITER] = PieceWriter(self.cycle)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self._exchange is not None:  # its answer comes first
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, app))
+            return
+        app = holding_head(app, self._joined_writes)
         if not is_plain(cycle):
             app = framed(app, cycle)
         super()._start_asgi_task(cycle, app)
@@ -239,22 +252,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._has_ended_in_piece = True
-        if self._held_body is None or not self._answer_directly(self._held_body):
-            self._hand_over()
+        body = self._held_body
+        if body is None:
             super().on_message_complete()
+            return
+        self._held_body = None
+        self._stop_holding()
+        self._begin_exchange(body)
 
-    def _answer_directly(self, body: bytes) -> bool:
-        assert self._direct is not None
-        exchange = DirectExchange(self, self.url, self.headers, body)
-        before, self.cycle = self.cycle, cast(RequestResponseCycle, exchange)
-        if self._direct.begin(exchange):
-            self._held_body = None
-            if self._hold_timer is not None:
-                self._hold_timer.cancel()
-                self._hold_timer = None
-            return True
-        self.cycle = before
-        return False
+    def _begin_exchange(self, body: bytes) -> None:
+        assert self._hot is not None
+        self._exchange = ConnectionExchange(self, self.url, self.headers, self._names, body)
+        self.cycle = cast(RequestResponseCycle, None)  # it has ended
+        self._hot.begin(self._exchange)
+
+    def end_exchange(self) -> None:
+        """Note that the answer of the exchange is complete."""
+        self._exchange = None
+        self.on_response_complete()
 
     def _hold_on(self, body: bytes) -> None:
         """Wait a little for the rest of a short body: many clients send head and body separately."""
@@ -265,14 +280,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._hold_timer = self.loop.call_later(_HELD_S, self._hand_over)
 
     def _hand_over(self) -> None:
-        """Give a request that is not answered directly to the application, with what has come of its body."""
-        if self._hold_timer is not None:
-            self._hold_timer.cancel()
-            self._hold_timer = None
+        """Give a request whose body is long, or slow to come, to the application, with what has come of it."""
+        self._stop_holding()
         body, self._held_body = self._held_body, None
         if body is not None:
             self._begin_cycle()
             super().on_body(body)
+
+    def _stop_holding(self) -> None:
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
 
     def on_chunk_complete(self) -> None:
         """Count a chunk; the last, empty one is more than the limit only where the others are at it."""
@@ -296,13 +314,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_timer.cancel()
         self._hand_over()
+        exchange, self._exchange = self._exchange, None
         super().connection_lost(exc)
+        if exchange is not None:
+            exchange.leave()
 
     def shutdown(self) -> None:
         """Close where there is no request, else after its answer."""
         self._hand_over()
-        is_busy = self.cycle is not None and not self.cycle.response_complete
-        if not is_busy and has_unread(self.transport):
+        if self._exchange is not None:
+            self._exchange.keep_alive = False
+        elif not self._is_busy and has_unread(self.transport):
             self.loop.call_later(UNREAD_LOOK_S, self.shutdown)
         else:
             super().shutdown()
@@ -312,8 +334,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         from `began_at` of the loop's time and from the last answer. Called again and again.
 
         A client that was told nothing may send its next request at the end of an answer."""
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        exchange, cycle = self._exchange, self.cycle
+        if exchange is not None:
+            if not exchange.has_started:
+                exchange.keep_alive = False
+        elif self._is_busy:
             if not cycle.response_started:
                 cycle.keep_alive = False
         elif not (self._is_in_head and self._framing_bytes):
@@ -357,17 +382,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         log.info("request %s refused: %s", request_id, message)
         self._last_words = refusal(self.url, status, message, request_id)
         self._give_up_body()
-        if self.cycle is None or self.cycle.response_complete or self.cycle.disconnected:
+        if not self._is_busy or (self.cycle is not None and self.cycle.disconnected):
             self._write_last_words()
 
     def _give_up_body(self) -> None:
         """Let go of the request whose body cannot be read, if there is one: nobody reads the rest of it."""
-        if self._hold_timer is not None:
-            self._hold_timer.cancel()
-        is_held, self._hold_timer, self._held_body = self._held_body is not None, None, None
-        if self._is_in_head or is_held:
-            return
+        self._stop_holding()
+        is_held, self._held_body = self._held_body is not None, None
         cycle = self.cycle
+        if self._is_in_head or is_held or cycle is None:
+            return
         if cycle.response_started:  # nothing that follows may look like an answer
             self._last_words = b""
         if self.pipeline and self.pipeline[0][0] is cycle:

@@ -5,7 +5,7 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypedDict, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect, HTTPConnection
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive
 
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.access.control import TENANT_HEADER, check_tenant
@@ -23,76 +23,20 @@ from sluice.gateway.http.content_coding import ENCODING, is_packed, unpack_piece
 from sluice.gateway.http.errors import (
     QUEUE_TIMEOUT_HEADER,
     TIMEOUT_HEADER,
-    as_sluice_error,
     body_too_large,
-    error_response,
-    is_anthropic,
 )
 from sluice.gateway.long_work import LONG_BYTES, trim_later
+from sluice.gateway.models import STICKY_HEADER, find_session
 from sluice.gateway.options.http import RequestOptions
-from sluice.gateway.sessions import STICKY_HEADER, find_session
-from sluice.gateway.telemetry.exemplars import TraceSpan, current_span, sampled_span
-from sluice.gateway.telemetry.logs import current_request_id
+from sluice.record.spans import RemoteParent, parse_traceparent
 
 T = TypeVar("T")
 
-_ID_HEADER, _ANTHROPIC_ID_HEADER = b"x-request-id", b"request-id"
-"""The headers of the id of a request; Anthropic's clients read the second."""
-_MODELS = "/v1/models"
-"""The path that Anthropic's clients have in common with OpenAI's."""
+_ID_HEADER = b"x-request-id"
 _REPEATABLE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _PROCESS_MARK = secrets.token_hex(7)
 _NUMBERS = itertools.count(secrets.randbits(32))
 """Ids are numbers behind this process's own mark: a random one for each request costs more than parsing its head."""
-
-CountResponse = Callable[[str, int], None]
-"""Receives the path and the status of every answer."""
-
-
-class RequestIdMiddleware:
-    """Takes the client's `x-request-id` or makes one, and sends it back with the answer.
-
-    It is the outermost of our middlewares, and also answers exceptions that nobody expected: Starlette's own place for
-    that would log each trace twice.
-    """
-
-    def __init__(self, app: ASGIApp, count_response: CountResponse) -> None:
-        self._app = app
-        self._count_response = count_response
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request_id = choose_request_id(scope["headers"])
-        scope.setdefault("state", {})["request_id"] = request_id
-        current_request_id.set(request_id)
-        current_span.set(find_span(scope["headers"]))
-        await self.serve(scope, receive, send, request_id)
-
-    async def serve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
-        """Serve a request that has its id already."""
-        encoded_id = request_id.encode("ascii")
-        ids = [(_ID_HEADER, encoded_id)]
-        if is_anthropic(scope["path"]) or scope["path"].startswith(_MODELS):
-            ids.append((_ANTHROPIC_ID_HEADER, encoded_id))
-        has_started = False
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal has_started
-            if not has_started:
-                has_started = True
-                message["headers"] = [*message.get("headers", ()), *ids]
-                self._count_response(scope["path"], message["status"])
-            await send(message)
-
-        try:
-            await self._app(scope, receive, send_with_id)
-        except Exception as error:
-            if has_started:
-                raise  # the server closes the connection, so that nothing looks complete
-            response = error_response(scope["path"], as_sluice_error(error, request_id))
-            await response(scope, receive, send_with_id)
 
 
 def choose_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -106,11 +50,12 @@ def choose_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return f"{_PROCESS_MARK}{next(_NUMBERS):010x}"
 
 
-def find_span(headers: Iterable[tuple[bytes, bytes]]) -> TraceSpan | None:
-    """Return the span that the client's `traceparent` names, of a sampled trace; None without one."""
+def find_parent(headers: Iterable[tuple[bytes, bytes]]) -> RemoteParent | None:
+    """Return the span that the client's `traceparent` names; None without one."""
     for name, value in headers:
         if name == b"traceparent":
-            return sampled_span(value.decode("latin-1"))
+            state = next((text for key, text in headers if key == b"tracestate"), b"")
+            return parse_traceparent(value.decode("latin-1"), state.decode("latin-1"))
     return None
 
 
@@ -172,11 +117,7 @@ async def _arriving_pieces(request: Request, limit_bytes: int) -> AsyncGenerator
         raise body_too_large(f"is {declared} bytes", limit_bytes)
     num_bytes, more_body = 0, True
     while more_body:
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                piece, more_body = await next_piece(request.receive)
-        except TimeoutError:
-            raise body_timeout() from None
+        piece, more_body = await next_piece(request.receive)
         num_bytes += len(piece)
         if num_bytes > limit_bytes:
             raise body_too_large("is longer", limit_bytes)
@@ -186,15 +127,17 @@ async def _arriving_pieces(request: Request, limit_bytes: int) -> AsyncGenerator
 
 
 async def next_piece(receive: Receive) -> tuple[bytes, bool]:
-    """Return the next piece of a body, and whether more follows. Raises ClientDisconnect."""
-    message = await receive()
+    """Return the next piece of a body, and whether more follows. Raises ClientDisconnect, and DEADLINE where the client
+    stops sending."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            message = await receive()
+    except TimeoutError:
+        text = f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s"
+        raise SluiceError(ErrorCode.DEADLINE, text) from None
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return message.get("body", b""), message.get("more_body", False)
-
-
-def body_timeout() -> SluiceError:
-    return SluiceError(ErrorCode.DEADLINE, f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s")
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[None, None, T]) -> T:

@@ -10,11 +10,12 @@ from sluice import __version__
 from sluice.gateway.calls import is_visible
 from sluice.gateway.http.access import CONSOLE, find_api_category
 from sluice.gateway.http.openapi import PAGE_HEADERS
-from sluice.gateway.listeners import GrpcEndpoint
+from sluice.gateway.listeners import GrpcEndpoint, OtherPorts
 from sluice.gateway.options.http import HttpOptions
 from sluice.gateway.path_masking import hide_paths
+from sluice.gateway.plane import Plane
 from sluice.gateway.restrictions import ApiCategory, Restrictions
-from sluice.gateway.service import InferenceService
+from sluice.gateway.rooms import Rooms
 
 _JSON = "application/json"
 _LINKS = {
@@ -70,23 +71,21 @@ _EXAMPLE = """\
 """
 
 
-def router(service: InferenceService, options: HttpOptions, metrics_port: int | None = None) -> APIRouter:
-    """Return the routes. `metrics_port` None: there is no metrics page."""
+def router(plane: Plane, rooms: Rooms, options: HttpOptions, ports: OtherPorts, *, has_library: bool) -> APIRouter:
+    """Return the routes. `has_library`: there are collections of documents."""
     routes = APIRouter(tags=["server"])
     restrictions = Restrictions(options.restrictions)
-    links = _find_links(service, restrictions)
-    if not options.serves_console:
-        del links[f"{CONSOLE}/"]
+    links = _find_links(restrictions, options, has_library=has_library)
 
     @routes.get("/", response_class=Response)
     async def overview(request: Request) -> Response:
         """Describe the server: HTML for a browser, JSON for others."""
         # Models that answer conversations come first, as in the list of the OpenAI API.
-        llms = [model.name for model in service.text_models()]
+        llms = [model.name for model in plane.text_models()]
         models = list(
-            dict.fromkeys(llms + [model.name for model in service.repository.models() if is_visible(model.name)])
+            dict.fromkeys(llms + [model.name for model in plane.repository.models() if is_visible(model.name)])
         )
-        found = Overview(hide_paths(service.readiness().reason), models, links, metrics_port, service.grpc)
+        found = Overview(hide_paths(plane.health.why_not_ready()), models, links, *ports)
         headers = {"vary": "accept", "cache-control": "no-cache"}
         if "text/html" not in request.headers.get("accept", ""):
             return Response(found.json(), headers=headers, media_type=_JSON)
@@ -99,12 +98,12 @@ def router(service: InferenceService, options: HttpOptions, metrics_port: int | 
     @routes.get("/health", response_class=Response)
     async def health() -> Response:
         """Answer 200 while a new request would be served; else 503 and the reason."""
-        readiness = service.readiness()
-        if readiness.is_ok:
-            degraded = list(map(hide_paths, service.degradations()))
+        problem = plane.health.why_not_ready()
+        if not problem:
+            degraded = list(map(hide_paths, rooms.degradations()))
             body = orjson.dumps({"status": "ok", "degraded": degraded}) if degraded else b'{"status":"ok"}'
             return Response(body, media_type=_JSON)
-        body = orjson.dumps({"status": "unavailable", "reason": hide_paths(readiness.reason)})
+        body = orjson.dumps({"status": "unavailable", "reason": hide_paths(problem)})
         return Response(body, 503, media_type=_JSON)
 
     @routes.get("/ping", response_class=Response)
@@ -121,11 +120,13 @@ def router(service: InferenceService, options: HttpOptions, metrics_port: int | 
     return routes
 
 
-def _find_links(service: InferenceService, restrictions: Restrictions) -> dict[str, str]:
+def _find_links(restrictions: Restrictions, options: HttpOptions, *, has_library: bool) -> dict[str, str]:
     """Return the links that are served and need no other header than `GET /`, whose category is metadata."""
     found = dict(_LINKS)
-    if service.library is None:
+    if not has_library:
         del found["/v1/rag/collections"]
+    if not options.serves_console:
+        del found[f"{CONSOLE}/"]
     categories = {path: find_api_category(path) for path in found}
     return {
         path: text

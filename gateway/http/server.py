@@ -10,7 +10,7 @@ from time import monotonic
 import uvicorn
 from starlette.types import ASGIApp
 
-from sluice.gateway.http.direct import Direct, find_direct
+from sluice.gateway.http.exchange import HotRoutes
 from sluice.gateway.http.protocol import BoundedHttpProtocol, ConnectionState
 
 _KEEP_ALIVE_S = 75
@@ -25,7 +25,8 @@ _TICK_S = 1.0
 
 
 class HttpServer:
-    """One application on one listening socket. The process handles signals, not this server."""
+    """One application on one listening socket, with its hot routes (`app.hot`), where it has any. The process handles
+    signals, not this server."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
         self._listener = listener
@@ -42,7 +43,7 @@ class HttpServer:
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
             ),
-            find_direct(app),
+            getattr(app, "hot", None),
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -106,10 +107,10 @@ class HttpServer:
 
 
 class _SignallessServer(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, direct: Direct | None) -> None:
+    def __init__(self, config: uvicorn.Config, hot: HotRoutes | None) -> None:
         super().__init__(config)
         self.server_state = ConnectionState()
-        self.server_state.direct = direct
+        self.server_state.hot = hot
         self.ended = asyncio.Event()
 
     async def main_loop(self) -> None:

@@ -5,20 +5,20 @@ from typing import Annotated, get_args
 
 from fastapi import APIRouter, Query, Response
 
-from sluice.engine.client.interface import Engine
+from sluice.engine.fleet.client import Engine
 from sluice.engine.frames import SleepMode
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.http.bodies import json_response
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
 
 _MODEL = Annotated[str, Query(description="The model; without it all that can sleep.")]
 _TAGS = ("weights", "kv_cache", "scheduling")
 _LEVELS = {"0": 0, "1": 1, "2": 2}
 
 
-def router(service: InferenceService) -> APIRouter:
-    """Return the routes, which change the engines of `service`."""
-    routes = SleepRoutes(service)
+def router(plane: Plane) -> APIRouter:
+    """Return the routes, which change the engines of `plane`."""
+    routes = SleepRoutes(plane)
     api = APIRouter(tags=["OpenAI"], default_response_class=Response)
     api.post("/sleep")(routes.sleep)
     api.post("/wake_up")(routes.wake_up)
@@ -27,10 +27,10 @@ def router(service: InferenceService) -> APIRouter:
 
 
 class SleepRoutes:
-    """Handlers of the routes over one service."""
+    """Handlers of the routes over one data plane."""
 
-    def __init__(self, service: InferenceService) -> None:
-        self._service = service
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
 
     async def sleep(
         self,
@@ -47,7 +47,7 @@ class SleepRoutes:
         if found is None:
             raise invalid("mode", f"mode must be abort, wait or keep, got {mode[:40]!r}")
         for engine in self._engines(model):
-            await engine.sleeping.sleep(_LEVELS[level], found)
+            await engine.sleep(_LEVELS[level], found)
         return json_response({"status": "sleeping", "level": _LEVELS[level]})
 
     async def wake_up(
@@ -61,13 +61,13 @@ class SleepRoutes:
             raise invalid("tags", f"tags must be of {', '.join(_TAGS)}, got {unknown[:40]!r}")
         engines = self._engines(model)
         for engine in engines:
-            await engine.sleeping.wake_up(list(tags) or None)
-        is_asleep = any(engine.sleeping.is_sleeping for engine in engines)
+            await engine.wake_up(list(tags) or None)
+        is_asleep = any(engine.is_sleeping for engine in engines)
         return json_response({"status": "sleeping" if is_asleep else "awake", "tags": list(tags) or None})
 
     async def is_sleeping(self, model: _MODEL = "") -> Response:
         """Tell whether one of the engines sleeps."""
-        return json_response({"is_sleeping": any(each.sleeping.is_sleeping for each in self._find(model))})
+        return json_response({"is_sleeping": any(each.is_sleeping for each in self._find(model))})
 
     def _engines(self, model: str) -> list[Engine]:
         """Return the engines that can sleep. Raises NOT_FOUND where there are none."""
@@ -79,7 +79,7 @@ class SleepRoutes:
 
     def _find(self, model: str) -> list[Engine]:
         """Return the engines that can sleep, of one model or all. Raises NOT_FOUND for an unknown model."""
-        texts = self._service.llms()
+        texts = self._plane.llms()
         if model and model not in {text.name for text in texts}:
             known = ", ".join(text.name for text in texts) or "none"
             raise SluiceError(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import orjson
@@ -11,12 +11,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from sluice.engine.client.stream import Consumer
 from sluice.errors import SluiceError
 from sluice.gateway.calls import ending_with_key
 from sluice.gateway.http.errors import as_sluice_error
 from sluice.gateway.http.request import DETACHED, Detached, run_while_connected
+from sluice.gateway.http.writing import PieceWriter
 from sluice.pipelines.llm.waking import held_listener
-from sluice.pipelines.text.relay import RelayedEvents, Sink
+from sluice.pipelines.text.consumers import give
 
 DONE = b"data: [DONE]\n\n"
 """Last event of every stream that is whole."""
@@ -24,42 +26,28 @@ PLACEHOLDER = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Placeholder for the text in a payload."""
 
 PIECE_WRITER = "sluice.piece_writer"
-"""Key of the ASGI scope's extension with a `WritePiece` for the response once its first piece is sent: every layer of
+"""Key of the ASGI scope's extension with a `PieceWriter` for the response once its first piece is sent: every layer of
 the application that a piece passes on its way to the server costs as much as making it, and looks only at the first."""
 
-DIRECT_WRITER = "sluice.direct_writer"
-"""Key of the ASGI scope's extension with a `DirectWriter` for the same response, where there is one."""
-
 WritePiece = Callable[[bytes], Awaitable[None]]
+GenerateFrames = Callable[[Consumer[bytes]], Awaitable[None]]
+"""Pushes the frames of a response to a consumer, up to the last one."""
 EncodeError = Callable[[SluiceError], bytes]
 """Makes a protocol's final frame for a stream that failed."""
-
-
-class DirectWriter(Protocol):
-    """Writes pieces of a response that has begun, at once."""
-
-    def is_open(self) -> bool:
-        """Whether the client reads what was written so far, and is still there."""
-        ...
-
-    def write_now(self, piece: bytes) -> None:
-        """Write a piece, after a look at `is_open`; nothing where it is empty."""
-        ...
-
 
 encode_text = msgspec.json.Encoder().encode
 """Encodes text as a JSON string in about 50 ns; orjson takes 75."""
 
 
 class EventStreamResponse(Response):
-    """Streams `frames`, which are complete SSE events (`data: ...` with its blank line), as bytes.
+    """Streams the frames that `generate` pushes, which are complete SSE events (`data: ...` with its blank line).
 
-    The first frame is awaited before the status goes out, so that a failure up to there is raised and becomes an
-    ordinary HTTP error; not for as long as an engine may take to start (`EarlyStart`). A later one is written as
-    `encode_error(error)`, and nothing after it: whatever the protocol ends a clean stream with is the last of `frames`.
-    So does the end of the sender's key.
-    When the client disconnects, also while the first frame is awaited, `frames` is closed at once. Once the status is
-    out, `keep_alive_frame` keeps the silence between frames under `keep_alive_s`.
+    The status goes out with the first frame, so that a failure up to there is raised and becomes an ordinary HTTP
+    error; unless that takes as long as an engine may take to start (`FrameWriter.note_held`). A later one is written as
+    `encode_error(error)`, and nothing after it: whatever the protocol ends a clean stream with is the last frame. So
+    does the end of the sender's key.
+    When the client disconnects, also before the first frame, `generate` is cancelled at once. Once the status is out,
+    `keep_alive_frame` keeps the silence between frames under `keep_alive_s`.
     """
 
     media_type = "text/event-stream"
@@ -68,7 +56,7 @@ class EventStreamResponse(Response):
 
     def __init__(
         self,
-        frames: AsyncGenerator[bytes, None],
+        generate: GenerateFrames,
         encode_error: EncodeError,
         headers: Mapping[str, str] | None = None,
         *,
@@ -78,64 +66,122 @@ class EventStreamResponse(Response):
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
-        self._frames = frames
+        self._generate = generate
         self._encode_error = encode_error
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._frames):
-            with suppress(ClientDisconnect):  # nobody is left to answer
-                await run_while_connected(receive, self._stream(scope, send))
+        with suppress(ClientDisconnect):  # nobody is left to answer
+            await run_while_connected(receive, self._stream(scope, send))
 
     async def _stream(self, scope: Scope, send: Send) -> None:
         detached: Detached | None = scope.get(DETACHED)
         # Readers of an answer that is kept have silences of their own.
         keep_alive_s = self._keep_alive_s if detached is None else 0.0
         begin: Message = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        early = EarlyStart(send, begin, self.keep_alive_frame, keep_alive_s)
+        writer = FrameWriter(scope, send, begin, self.keep_alive_frame, keep_alive_s)
+        token = held_listener.set(writer.note_held if keep_alive_s else None)
+        last = b""
         try:
-            with ending_with_key():
-                first = await early.wait(anext(self._frames, b""))
-        except Exception as error:
-            if not early.has_begun:
-                raise
-            last = self._encode_error(as_sluice_error(error, scope["state"]["request_id"]))
-            await send({"type": "http.response.body", "body": last, "more_body": False})
-            return
-        if not early.has_begun:
-            await send(begin)
-        silence = SilenceBreaker(send, self.keep_alive_frame, keep_alive_s)
-        try:
-            with ending_with_key():
-                await send({"type": "http.response.body", "body": first, "more_body": True})
-                write = find_piece_writer(scope, send)
-                self._relay(scope, silence)
-                async for frame in self._frames:
-                    await write(frame)
-                    silence.num_sent += 1
-            last = b""
-        except Exception as error:
-            await self._frames.aclose()  # nothing goes straight to the connection after the last frame
-            failure = as_sluice_error(error, scope["state"]["request_id"])
-            last = self._encode_error(failure)
-            if detached is not None:
-                detached.note_failure(failure)
+            try:
+                with ending_with_key():
+                    await self._generate(writer)
+            except Exception as error:
+                if not writer.has_begun:
+                    raise
+                failure = as_sluice_error(error, scope["state"]["request_id"])
+                last = self._encode_error(failure)
+                if detached is not None:
+                    detached.note_failure(failure)
+            await writer.ready()
         finally:
-            silence.end()
+            held_listener.reset(token)
+            writer.end()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    def _relay(self, scope: Scope, silence: "SilenceBreaker") -> None:
-        """Let frames that can go straight to the connection do so; the others come as before."""
-        writer: DirectWriter | None = scope.get("extensions", {}).get(DIRECT_WRITER)
-        if writer is None or not isinstance(self._frames, RelayedEvents):
+
+async def push_all(frames: AsyncGenerator[bytes, None], consumer: Consumer[bytes]) -> None:
+    """Push what a generator yields."""
+    async with aclosing(frames):
+        async for frame in frames:
+            await give(consumer, frame)
+
+
+class FrameWriter:
+    """The consumer of a response's frames, the last one on their way: begins the response with the first frame, and
+    writes the others to the connection where that takes pieces. Frames of several streams may come in any order."""
+
+    def __init__(self, scope: Scope, send: Send, begin: Message, keep_alive_frame: bytes, keep_alive_s: float) -> None:
+        """`begin` is the message with the response's status."""
+        self.has_begun = False
+        self._send = send
+        self._begin = begin
+        self._keep_alive_frame = keep_alive_frame
+        self._keep_alive_s = keep_alive_s
+        self._direct: PieceWriter | None = scope.get("extensions", {}).get(PIECE_WRITER)
+        self._writer: PieceWriter | None = None
+        """Writes frames at once; None while they are to be sent as messages."""
+        self._unsent = b""
+        self._sending = asyncio.Lock()
+        self._silence = SilenceBreaker(send, b"", 0.0)
+        """Of the response, once it has begun."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._early: asyncio.Task[None] | None = None
+
+    def take(self, frame: bytes) -> bool:
+        if self._writer is None:
+            self._unsent += frame
+            return False
+        self._silence.num_sent += 1
+        return self._writer.write_now(frame)
+
+    async def ready(self) -> None:
+        """Send what was taken, and wait until the client reads it."""
+        if self._writer is not None:
+            await self._writer.drain()
             return
-        write_now = writer.write_now
+        async with self._sending:
+            if not self.has_begun:
+                await self._send_first(self._take_unsent())
+            while self._unsent:
+                await self._send_piece(self._take_unsent())
+            self._writer = self._direct
 
-        def receive(frame: bytes) -> None:
-            write_now(frame)
-            silence.num_sent += 1
+    def note_held(self) -> None:
+        """Begin the response after half of `keep_alive_s`, so that no proxy takes it for dead: the request waits for an
+        engine to start. Any other begins with its first frame, since an error before that has a status of its own."""
+        if self._timer is None and not self.has_begun:
+            self._timer = asyncio.get_running_loop().call_later(self._keep_alive_s / 2, self._start_early)
 
-        self._frames.divert(Sink(receive, writer.is_open))
+    def end(self) -> None:
+        """Send no more of its own accord."""
+        for each in (self._timer, self._early):
+            if each is not None:
+                each.cancel()
+        self._silence.end()
+
+    def _start_early(self) -> None:
+        if not self.has_begun:
+            self._early = asyncio.ensure_future(self._begin_early())
+
+    async def _begin_early(self) -> None:
+        async with self._sending:
+            if not self.has_begun:
+                await self._send_first(self._keep_alive_frame)
+
+    async def _send_first(self, piece: bytes) -> None:
+        await self._send(self._begin)
+        self.has_begun = True
+        await self._send_piece(piece)
+        self._silence = SilenceBreaker(self._send, self._keep_alive_frame, self._keep_alive_s)
+
+    async def _send_piece(self, piece: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._silence.num_sent += 1
+
+    def _take_unsent(self) -> bytes:
+        unsent, self._unsent = self._unsent, b""
+        return unsent
 
 
 def find_piece_writer(scope: Scope, send: Send) -> WritePiece:
@@ -144,8 +190,8 @@ def find_piece_writer(scope: Scope, send: Send) -> WritePiece:
     async def write(piece: bytes) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
 
-    direct: WritePiece | None = scope.get("extensions", {}).get(PIECE_WRITER)
-    return write if direct is None else direct
+    direct: PieceWriter | None = scope.get("extensions", {}).get(PIECE_WRITER)
+    return write if direct is None else direct.write
 
 
 class SilenceBreaker:
@@ -185,46 +231,6 @@ class SilenceBreaker:
 
     async def _send_frame(self) -> None:
         await self._send({"type": "http.response.body", "body": self._frame, "more_body": True})
-
-
-class EarlyStart:
-    """Begins the answer to a request that waits for an engine to start, so that no proxy takes it for dead. The answer
-    to any other begins with its first event, whose error has a status of its own."""
-
-    def __init__(self, send: Send, begin: Message, frame: bytes, longest_s: float) -> None:
-        """After half of `longest_s` the message `begin` is sent, then `frame` time and again. 0: never."""
-        self.has_begun = False
-        self._send = send
-        self._begin = begin
-        self._frame = frame
-        self._longest_s = longest_s
-        self._timer: asyncio.TimerHandle | None = None
-        self._sending: asyncio.Task[SilenceBreaker] | None = None
-
-    async def wait(self, first: Awaitable[bytes]) -> bytes:
-        """Return the first event. Raises its error."""
-        token = held_listener.set(self._note_held if self._longest_s else None)
-        try:
-            return await first
-        finally:
-            held_listener.reset(token)
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._sending is not None:
-                (await self._sending).end()
-
-    def _note_held(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._longest_s / 2, self._start)
-
-    def _start(self) -> None:
-        self.has_begun = True
-        self._sending = asyncio.ensure_future(self._send_beginning())
-
-    async def _send_beginning(self) -> "SilenceBreaker":
-        await self._send(self._begin)
-        await self._send({"type": "http.response.body", "body": self._frame, "more_body": True})
-        return SilenceBreaker(self._send, self._frame, self._longest_s)
 
 
 def event_frame(payload: Mapping[str, Any], name: str = "") -> bytes:

@@ -9,7 +9,7 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.access.identity import RouteGroup
 from sluice.gateway.calls import current_identity
 from sluice.gateway.http.bodies import json_response
-from sluice.gateway.tracing.timelines import TimelineOwner, Timelines, TimelineSummary
+from sluice.record.timelines import TimelineOwner, Timelines, TimelineSummary
 
 _NO_STORE = {"cache-control": "no-store"}
 _MOST = 10_000

@@ -15,15 +15,14 @@ from sluice.gateway.http.bodies import json_response
 from sluice.gateway.ledger.rows import LedgerRow
 from sluice.gateway.ledger.store import LedgerStore, UsageQuery
 from sluice.gateway.ledger.usage import describe_usage, parse_query
-from sluice.gateway.service import InferenceService
 
 _START = Annotated[str, Query(description="First day, by UTC: 2026-11-01. Default: 30 days in all.")]
 _END = Annotated[str, Query(description="Last day, which is included. Default: today.")]
 
 
-def router(service: InferenceService) -> APIRouter:
-    """Return the routes over the ledger of `service`. A key of the group admin sees all, another one its own tenant."""
-    routes = UsageRoutes(service)
+def router(ledger: LedgerStore | None) -> APIRouter:
+    """Return the routes over the ledger. A key of the group admin sees all, another one its own tenant."""
+    routes = UsageRoutes(ledger)
     api = APIRouter(tags=["admin"], default_response_class=Response)
     api.get("/v1/usage")(routes.usage)
     api.get("/v1/usage/requests")(routes.requests)
@@ -33,14 +32,14 @@ def router(service: InferenceService) -> APIRouter:
 class UsageRoutes:
     """Handlers of the routes."""
 
-    def __init__(self, service: InferenceService) -> None:
-        self._service = service
+    def __init__(self, ledger: LedgerStore | None) -> None:
+        self._ledger = ledger
 
     def _store(self) -> LedgerStore:
         """Return the ledger's store. Raises UNIMPLEMENTED where there is none."""
-        if self._service.ledger is None:
+        if self._ledger is None:
             raise SluiceError(ErrorCode.UNIMPLEMENTED, "this server keeps no ledger (--ledger none)")
-        return self._service.ledger.store
+        return self._ledger
 
     async def usage(
         self,

@@ -1,12 +1,11 @@
-"""How responses are written: pieces as chunks, and a head together with what follows it."""
+"""How responses are written: pieces as chunks, and a connection that closes when its client has read them."""
 
 import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-
-_RESPONSE_START = b"HTTP/1.1 "
 
 
 def is_plain(cycle: RequestResponseCycle) -> bool:
@@ -18,67 +17,72 @@ def is_plain(cycle: RequestResponseCycle) -> bool:
 class PieceWriter:
     """Writes pieces of a response of unknown length that has begun, as `RequestResponseCycle.send` does."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "count")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self.count: Callable[[bytes], None] | None = None
+        """Called with each piece that is written."""
 
     async def write(self, piece: bytes) -> None:
-        """Write a piece as a chunk; nothing where it is empty, which would be the last chunk."""
+        """Write a piece once the client reads what was written before."""
+        await self.drain()
+        self.write_now(piece)
+
+    def write_now(self, piece: bytes) -> bool:
+        """Write a piece as a chunk; nothing where it is empty, which would be the last chunk. Returns whether the
+        client reads what was written, so that the next piece may follow before `drain`."""
+        cycle = self._cycle
+        if piece and not cycle.disconnected:
+            if self.count is not None:
+                self.count(piece)
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return not cycle.flow.write_paused
+
+    async def drain(self) -> None:
+        """Wait until the client reads what was written."""
         cycle = self._cycle
         if cycle.flow.write_paused and not cycle.disconnected:
             await cycle.flow.drain()
-        if piece and not cycle.disconnected:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-
-    def is_open(self) -> bool:
-        """Whether a piece would be written at once."""
-        cycle = self._cycle
-        return not cycle.flow.write_paused and not cycle.disconnected and not cycle.response_complete
-
-    def write_now(self, piece: bytes) -> None:
-        """Write a piece like `write`, while `is_open`."""
-        if piece:
-            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
-class CorkedTransport:
-    """A transport that holds a response's head back until its body is written or the event loop's turn is over.
+class ConnectionTransport:
+    """A transport that writes a response's head together with what follows it: each write is a system call.
 
-    uvicorn writes head and body separately, and each write is a system call.
+    Its connection decides when it closes, so that a client may read its answer first.
     """
 
-    __slots__ = ("_close", "_head", "_is_closing", "_loop", "_transport")
+    __slots__ = ("_close", "_head", "_is_closing", "_is_head_next", "_loop", "_transport")
 
     def __init__(
         self,
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
-        close: Callable[[Callable[[], None]], None] = lambda close: close(),
+        close: Callable[[Callable[[], None]], None],
     ) -> None:
         """`close` is called once, with the function that closes the connection, and decides when it is called."""
         self._transport = transport
         self._loop = loop
         self._close = close
         self._head = b""
+        self._is_head_next = False
         self._is_closing = False
+
+    def hold_head(self) -> None:
+        """Hold the next write back until another one follows, or the event loop's turn is over."""
+        self._is_head_next = True
 
     def write(self, piece: bytes) -> None:
         if self._is_closing:
             return
-        if self._head:
-            piece, self._head = self._head + piece, b""
-        elif piece.startswith(_RESPONSE_START):
+        if self._is_head_next:
+            self._is_head_next = False
             self._head = piece
             self._loop.call_soon(self.flush)
             return
+        if self._head:
+            piece, self._head = self._head + piece, b""
         self._transport.write(piece)
-
-    def write_whole(self, response: bytes) -> None:
-        """Write a response with its head and body at once."""
-        if not self._is_closing:
-            self.flush()
-            self._transport.write(response)
 
     def flush(self) -> None:
         """Write a head that nothing has followed yet."""
@@ -97,3 +101,17 @@ class CorkedTransport:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
+
+
+def holding_head(app: ASGIApp, transport: ConnectionTransport) -> ASGIApp:
+    """Return `app` with the head of its answer held back for what follows."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_held(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                transport.hold_head()
+            await send(message)
+
+        await app(scope, receive, send_held)
+
+    return serve

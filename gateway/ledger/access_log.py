@@ -7,23 +7,17 @@ from typing import Any
 
 import orjson
 
-from sluice.gateway.calls import Call
+from sluice.gateway.calls import Call, CallObserver
 from sluice.gateway.ledger.lines import LineWriter, Sink
 
 _PLAIN = re.compile(r"[!#-\[\]-~]+")
 
 
-class AccessLog(LineWriter[Call]):
+class AccessLog(LineWriter[Call], CallObserver):
     """Writes a line for each call that ends, those that were refused too."""
 
     def __init__(self, sink: Sink, *, is_json: bool) -> None:
         super().__init__("access", sink, _format_json if is_json else _format_text)
-
-    async def begin(self, call: Call) -> None:
-        """Do nothing: only what ended is written."""
-
-    async def admit(self, call: Call, prompt_tokens: int, max_tokens: int) -> None:
-        """Do nothing."""
 
     def end(self, call: Call) -> None:
         """Have the line of a call written soon."""

@@ -11,12 +11,12 @@ from uuid import uuid4
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sluice.calendar_clock import CalendarClock
 from sluice.errors import SluiceError
-from sluice.gateway.calls import Call
+from sluice.gateway.calls import Call, CallObserver
 from sluice.gateway.ledger.prices import PriceTable
 from sluice.gateway.ledger.rows import day_at, make_row, reached_model, sum_days
 from sluice.gateway.ledger.store import LedgerBatch, LedgerStore
+from sluice.state.calendar_clock import CalendarClock
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _PRUNE_INTERVAL_S = 3600.0
 _PRUNED_ROWS = 5000
 
 
-class CallLedger(Collector):
+class CallLedger(Collector, CallObserver):
     """Writes a row for each call that reached a model. Belongs to the event loop, which never waits for it."""
 
     def __init__(
@@ -57,12 +57,6 @@ class CallLedger(Collector):
         self._num_in_batch = 0
         self._num_written = 0
         self._num_dropped = 0
-
-    async def begin(self, call: Call) -> None:
-        """Do nothing: only what ended is written."""
-
-    async def admit(self, call: Call, prompt_tokens: int, max_tokens: int) -> None:
-        """Do nothing."""
 
     def end(self, call: Call) -> None:
         """Have the row of a call written within a second."""
@@ -169,15 +163,10 @@ class CallLedger(Collector):
         await self.store.close()
 
     def collect(self) -> Iterable[Metric]:
-        """Return the families of the ledger."""
-        rows = CounterMetricFamily("sluice_ledger_rows", "Rows of the ledger that were written.")
-        rows.add_metric((), self._num_written)
-        dropped = CounterMetricFamily(
-            "sluice_ledger_dropped_rows", "Rows of the ledger that were lost: too many waited."
-        )
-        dropped.add_metric((), self._num_dropped)
-        waiting = GaugeMetricFamily("sluice_ledger_waiting_rows", "Rows of the ledger that are not written yet.")
-        waiting.add_metric((), len(self._waiting) + self._num_in_batch)
-        failing = GaugeMetricFamily("sluice_ledger_failing", "1 while the ledger cannot be written.")
-        failing.add_metric((), bool(self.problem))
-        return rows, dropped, waiting, failing
+        """Yield the families of the ledger."""
+        yield CounterMetricFamily("sluice_ledger_rows", "Rows of the ledger that were written.", self._num_written)
+        text = "Rows of the ledger that were lost: too many waited."
+        yield CounterMetricFamily("sluice_ledger_dropped_rows", text, self._num_dropped)
+        text, num_waiting = "Rows of the ledger that are not written yet.", len(self._waiting) + self._num_in_batch
+        yield GaugeMetricFamily("sluice_ledger_waiting_rows", text, num_waiting)
+        yield GaugeMetricFamily("sluice_ledger_failing", "1 while the ledger cannot be written.", bool(self.problem))

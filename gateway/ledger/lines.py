@@ -1,19 +1,17 @@
-"""Lines that a thread writes to standard output or to files, so that no request waits for a pipe or a disk."""
+"""Lines of logs, and where they go: standard output, or files that rotate."""
 
-import asyncio
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from time import gmtime, strftime
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sluice.calendar_clock import CalendarClock
+from sluice.record.batches import BatchWriter
+from sluice.state.calendar_clock import CalendarClock
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -34,67 +32,40 @@ class Sink(Protocol):
     def write(self, lines: Sequence[str]) -> None:
         """Write lines, each with its end. Raises OSError."""
 
-    def close(self) -> None: ...
 
-
-class LineWriter(Collector, Generic[T]):
-    """Formats items and writes their lines, in a thread of its own. `put` and `close` belong to the event loop."""
+class LineWriter(BatchWriter[T], Collector):
+    """Formats items and writes their lines."""
 
     def __init__(self, name: str, sink: Sink, format_line: Callable[[T], str]) -> None:
         """`format_line` returns a line without its end."""
-        self._name = name
+        super().__init__(f"sluice-{name}-log", _MAX_WAITING, _MAX_WAITING, _FLUSH_S, _LAST_WRITE_S)
+        self._log_name = name
         self._sink = sink
         self._format = format_line
-        self._waiting: list[T] = []
-        self._batches: SimpleQueue[list[T] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._num_put = self._num_done = self._num_dropped = self._num_failed = 0
+        self._is_failing = False
+        self._num_dropped = self._num_failed = 0
 
     def put(self, item: T) -> None:
         """Have an item written soon, with others."""
-        if self._num_put - self._num_done >= _MAX_WAITING:
+        if not self.offer(item):
             self._num_dropped += 1
-            return
-        self._num_put += 1
-        self._waiting.append(item)
-        if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_later(_FLUSH_S, self._flush)
 
-    def _flush(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"sluice-{self._name}-log", daemon=True)
-            self._thread.start()
-        batch, self._waiting = self._waiting, []
-        self._batches.put(batch)
-
-    def _run(self) -> None:
-        is_failing = False
-        while (batch := self._batches.get()) is not None:
-            try:
-                self._sink.write([f"{self._format(each)}\n" for each in batch])
-                is_failing = False
-            except Exception as error:
-                if not is_failing:
-                    log.warning("the %s log cannot be written: %s; its lines are lost until it can", self._name, error)
-                is_failing = True
-                self._num_failed += len(batch)
-            self._num_done += len(batch)
-        self._sink.close()
-
-    async def close(self) -> None:
-        """Write what waits, for some seconds at most."""
-        self._flush()
-        self._batches.put(None)
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            await asyncio.to_thread(thread.join, _LAST_WRITE_S)
+    def write(self, items: list[T]) -> None:
+        """Write the lines of items, or count them as lost."""
+        try:
+            self._sink.write([f"{self._format(each)}\n" for each in items])
+            self._is_failing = False
+        except Exception as error:
+            if not self._is_failing:
+                log.warning("the %s log cannot be written: %s; its lines are lost until it can", self._log_name, error)
+            self._is_failing = True
+            self._num_failed += len(items)
 
     def collect(self) -> Iterable[Metric]:
         """Return the number of lost lines."""
-        text = f"Lines of the {self._name} log that were lost: its disk or pipe was too slow, or could not be written."
-        lost = CounterMetricFamily(f"sluice_{self._name}_log_dropped_lines", text)
-        lost.add_metric((), self._num_dropped + self._num_failed)
-        return (lost,)
+        name, lost = self._log_name, self._num_dropped + self._num_failed
+        text = f"Lines of the {name} log that were lost: its disk or pipe was too slow, or could not be written."
+        return (CounterMetricFamily(f"sluice_{name}_log_dropped_lines", text, lost),)
 
 
 class StandardOutput:
@@ -108,9 +79,6 @@ class StandardOutput:
         left = memoryview("".join(lines).encode())
         while left:
             left = left[os.write(_STDOUT, left) :]
-
-    def close(self) -> None:
-        """Leave it open."""
 
 
 class RotatingFile:
@@ -159,9 +127,6 @@ class RotatingFile:
 
     def _rotated(self, stamp: str) -> Path:
         return self._path.with_name(f"{self._path.stem}.{stamp}{self._path.suffix}")
-
-    def close(self) -> None:
-        """Do nothing: the file is open only while it is written."""
 
 
 def _age_key(path: Path) -> tuple[float, str]:

@@ -16,7 +16,7 @@ from sluice.gateway.ledger.store import (
     rows_statement,
     usage_statement,
 )
-from sluice.pipelines.rag.stores.postgres.connections import (
+from sluice.state.postgres import (
     GONE_ERRORS,
     ConnectionLimits,
     PostgresPool,

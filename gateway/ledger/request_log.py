@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import re2
 
-from sluice.gateway.calls import Call
+from sluice.gateway.calls import Call, CallObserver
 from sluice.gateway.ledger.access_log import describe_call
 from sluice.gateway.ledger.lines import LineWriter, Sink
 from sluice.gateway.ledger.rows import reached_model
@@ -86,7 +86,7 @@ class Capture:
         self.answer = Content(keeps_text=keeps_text)
 
 
-class RequestLog(LineWriter[Capture]):
+class RequestLog(LineWriter[Capture], CallObserver):
     """Writes a line for a part of the calls that reached a model."""
 
     def __init__(self, sink: Sink, redaction: Redaction, *, sample_rate: float = 1.0, keeps_text: bool = False) -> None:
@@ -99,11 +99,18 @@ class RequestLog(LineWriter[Capture]):
     async def begin(self, call: Call) -> None:
         """Choose by chance whether a call is logged."""
         if call.group is not None and random.random() < self._sample_rate:
-            capture = self._open[call] = Capture(call, keeps_text=self._keeps_text)
-            call.note_request, call.note_answer = capture.request.add, capture.answer.add
+            self._open[call] = Capture(call, keeps_text=self._keeps_text)
+            call.tell_bodies(self)
 
-    async def admit(self, call: Call, prompt_tokens: int, max_tokens: int) -> None:
-        """Do nothing."""
+    def note_received(self, call: Call, piece: bytes) -> None:
+        """Add a piece of the request."""
+        if call in self._open:
+            self._open[call].request.add(piece)
+
+    def note_sent(self, call: Call, piece: bytes) -> None:
+        """Add a piece of the answer."""
+        if call in self._open:
+            self._open[call].answer.add(piece)
 
     def end(self, call: Call) -> None:
         """Have the line of a call written soon."""

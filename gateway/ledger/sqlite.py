@@ -15,8 +15,8 @@ from sluice.gateway.ledger.store import (
     rows_statement,
     usage_statement,
 )
-from sluice.pipelines.sqlite.connections import FileConnections, FileLimits, Schema
-from sluice.pipelines.sqlite.queries import Row, query_row, query_rows
+from sluice.state.connections import FileConnections, FileLimits, Schema
+from sluice.state.queries import Row, query_row, query_rows
 
 LEDGER_SCHEMA = Schema(
     0x534C4C47,

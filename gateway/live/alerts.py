@@ -7,7 +7,7 @@ from sluice.gateway.live.bounds import BoundKind, Health, LiveFinding, Observati
 from sluice.gateway.live.sample import AlertPart
 from sluice.gateway.live.scrape import Change, Scrape, read_families
 from sluice.gateway.path_masking import hide_paths
-from sluice.gateway.service import InferenceService
+from sluice.gateway.server import Server
 
 JUDGED_S = 5.0
 """How often the bounds are judged: all metrics are read for that."""
@@ -18,8 +18,8 @@ _STALE_S = 30.0
 class AlertJudge:
     """Judges a server, its health at each call and its bounds every few seconds. Belongs to the event loop."""
 
-    def __init__(self, service: InferenceService) -> None:
-        self._service = service
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self._scrape: Scrape | None = None
         self._bounds: list[LiveFinding] = []
 
@@ -29,16 +29,14 @@ class AlertJudge:
         return [_tell(each) for each in (*judge_health(self._health()), *self._bounds)]
 
     def _health(self) -> Health:
-        readiness = self._service.readiness()
-        if not readiness.is_ok:
-            return Health(hide_paths(readiness.reason))
-        return Health("", self._service.degradations())
+        problem = self._server.plane.health.why_not_ready()
+        return Health(hide_paths(problem)) if problem else Health("", self._server.rooms.degradations())
 
     async def _update_bounds(self) -> None:
         now, before = monotonic(), self._scrape
         if before is not None and now - before.at < JUDGED_S:
             return
-        self._scrape = after = read_families((await self._service.gather()).collect(), now)
+        self._scrape = after = read_families((await self._server.gather()).collect(), now)
         if before is None or now - before.at > _STALE_S:
             self._bounds = []
             return
@@ -46,7 +44,7 @@ class AlertJudge:
         self._bounds = [each for each in found if each.bound is not BoundKind.NONE]
 
     def _num_instances(self) -> Mapping[str, int]:
-        models = self._service.repository.models()
+        models = self._server.plane.repository.models()
         return {each.name: sum(max(1, group.count) for group in each.config.instance_group) or 1 for each in models}
 
 

@@ -6,10 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from sluice.engine.client.base import EngineClient
+from sluice.engine.client.base import EngineClient, Replica
 from sluice.engine.client.viewing import EngineViewer
-from sluice.engine.fleet.client import FleetClient
-from sluice.engine.fleet.replica import Replica
 from sluice.engine.frames import BlockMap, TenantTokens
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import EngineInfo
@@ -30,19 +28,16 @@ class NamedReplica(NamedTuple):
     version: str
     replica: str
     engine: EngineClient
-    member: Replica | None
+    member: Replica
 
 
 def list_engines(models: Iterable[LlmModel]) -> list[NamedReplica]:
     """Return the engines of models."""
-    found = []
-    for model in models:
-        name, version, engine = model.name, model.text.version, model.engine
-        if isinstance(engine, FleetClient):
-            found += [NamedReplica(name, version, each.name, each.engine, each) for each in engine.replicas]
-        elif isinstance(engine, EngineClient):
-            found.append(NamedReplica(name, version, "", engine, None))
-    return found
+    return [
+        NamedReplica(model.name, model.text.version, each.name, each.engine, each)
+        for model in models
+        for each in model.engine.replicas
+    ]
 
 
 async def ask_views(engines: Iterable[NamedReplica], interval_s: float) -> None:
@@ -130,7 +125,7 @@ class EngineWatch:
             reason=hide_paths(reason),
             pids=engine.pids,
             heartbeat_age_s=round(engine.heartbeat_age_s(), 3),
-            num_restarts=engine.num_restarts,
+            num_restarts=engine.recoveries.num_restarts,
             running=stats.num_running,
             waiting=stats.num_waiting,
             max_num_seqs=0 if info is None else info.max_num_seqs,
@@ -156,11 +151,11 @@ def engine_state(named: NamedReplica, heartbeat_timeout_s: float) -> tuple[str, 
         return "loading", ""
     if engine.is_restarting:
         return "restarting", "the engine was lost, and another is being started"
-    if engine.sleeping.is_sleeping:
+    if engine.is_sleeping:
         return "sleeping", "the engine sleeps; POST /wake_up"
     if engine.heartbeat_age_s() >= heartbeat_timeout_s:
         return "silent", f"the engine has been silent for {engine.heartbeat_age_s():.1f} s"
-    if engine.stats.is_draining or (named.member is not None and named.member.is_leaving):
+    if named.member.is_leaving:
         return "draining", "it takes no new requests"
     return "serving", ""
 
@@ -168,7 +163,7 @@ def engine_state(named: NamedReplica, heartbeat_timeout_s: float) -> tuple[str, 
 def describe_replicas(engines: Iterable[NamedReplica], heartbeat_timeout_s: float) -> Iterator[ReplicaPart]:
     """Yield the replicas of models that have several, or may get some."""
     for each in engines:
-        if each.member is not None:
+        if each.replica:
             yield ReplicaPart(
                 model=each.model,
                 name=each.replica,

@@ -82,7 +82,7 @@ class _Feed:
     def __init__(self, server: WatchedServer, interval_s: float) -> None:
         self.num_listeners = 0
         self.frame: _Frame | None = None
-        self._service = server.service
+        self._health = server.server.plane.health
         self._sampler = LiveSampler(server, interval_s)
         self._changed = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="live-feed")
@@ -117,6 +117,6 @@ class _Feed:
             self.frame = _Frame(number, sample.elapsed_s, encoder.encode(sample))
             self._changed.set()
             self._changed = asyncio.Event()
-            if self._service.phase is Phase.DRAINING:
+            if self._health.phase is Phase.DRAINING:
                 return
             pause_s = self._sampler.interval_s

@@ -20,8 +20,9 @@ from sluice.gateway.live.tables import (
 )
 from sluice.gateway.live.totals import LatencyWindow, Totals, read_totals
 from sluice.gateway.path_masking import hide_paths
-from sluice.gateway.service import InferenceService
+from sluice.gateway.server import Server
 from sluice.gateway.telemetry.log_ring import find_ring
+from sluice.pipelines.llm.model import language_models
 
 MAX_WARNINGS = 100
 _LEAST_S = 1e-3
@@ -29,9 +30,9 @@ _LEAST_S = 1e-3
 
 @dataclass(frozen=True)
 class WatchedServer:
-    """A server, with what samples need besides its service."""
+    """A server, with what samples need besides."""
 
-    service: InferenceService
+    server: Server
     judge: AlertJudge
     heartbeat_timeout_s: float
     num_workers: int
@@ -41,12 +42,12 @@ class WatchedServer:
 class LiveSampler:
     """Samples a server. Two samplers know nothing of each other, and each counts from its own last sample."""
 
-    def __init__(self, server: WatchedServer, interval_s: float) -> None:
+    def __init__(self, watched: WatchedServer, interval_s: float) -> None:
         """`interval_s` is the time from one sample to the next."""
         self.interval_s = interval_s
-        self._server = server
-        self._service = server.service
-        self._watch = EngineWatch(server.heartbeat_timeout_s)
+        self._watched = watched
+        self._server = watched.server
+        self._watch = EngineWatch(watched.heartbeat_timeout_s)
         self._window = LatencyWindow()
         self._totals = Totals()
         self._at = perf_counter()
@@ -61,9 +62,9 @@ class LiveSampler:
         before, began = self._totals, self._at
         parts = await self._advance()
         elapsed_s = max(self._at - began, _LEAST_S)
-        service, totals = self._service, self._totals
-        requests = await service.live.list_all()
-        engines = list_engines(service.language_models())
+        server, totals, quotas = self._server, self._totals, self._server.accounts.quotas
+        requests = await server.live.list_all()
+        engines = list_engines(language_models(server.plane.repository.models()))
         ring = find_ring()
         return LiveSample(
             time=round(time(), 3),
@@ -74,33 +75,34 @@ class LiveSampler:
             latency=self._window.update(self._at, totals, self._watch.waits_s),
             engines=parts,
             sequences=list_sequences(requests),
-            models=describe_models(service.repository),
-            tenants=describe_tenants(requests, self._watch.tenants, read_quotas(service.quotas, "tenant"), elapsed_s),
-            keys=describe_keys(read_quotas(service.quotas, "key")),
-            replicas=list(describe_replicas(engines, self._server.heartbeat_timeout_s)),
-            alerts=await self._server.judge.judge(),
+            models=describe_models(server.plane.repository),
+            tenants=describe_tenants(requests, self._watch.tenants, read_quotas(quotas, "tenant"), elapsed_s),
+            keys=describe_keys(read_quotas(quotas, "key")),
+            replicas=list(describe_replicas(engines, self._watched.heartbeat_timeout_s)),
+            alerts=await self._watched.judge.judge(),
             warnings=[] if ring is None else ring.warnings(MAX_WARNINGS),
         )
 
     async def _advance(self) -> list[EnginePart]:
         """Ask the engines, and count until now. Returns the engines as they are."""
-        began, service = self._at, self._service
-        engines = list_engines(service.language_models())
+        began, server = self._at, self._server
+        engines = list_engines(language_models(server.plane.repository.models()))
         await ask_views(engines, self.interval_s)
         self._at = perf_counter()
         parts = self._watch.describe(engines, max(self._at - began, _LEAST_S))
-        self._totals = read_totals((*service.metrics.collect(), *service.counted_elsewhere()))
+        elsewhere = () if server.elsewhere is None else server.elsewhere.families()
+        self._totals = read_totals((*server.metrics.collect(), *elsewhere))
         return parts
 
     def _describe_server(self) -> ServerPart:
-        readiness = self._service.readiness()
-        match self._service.phase:
+        problem = self._server.plane.health.why_not_ready()
+        match self._server.plane.health.phase:
             case Phase.LOADING:
                 state = "loading"
             case Phase.DRAINING:
                 state = "draining"
             case Phase.SERVING:
-                state = "ready" if readiness.is_ok else "unready"
+                state = "unready" if problem else "ready"
         started_at = psutil.Process().create_time()
         return ServerPart(
             version=__version__,
@@ -108,8 +110,8 @@ class LiveSampler:
             started_at=round(started_at, 3),
             uptime_s=round(time() - started_at, 3),
             state=state,
-            reason=hide_paths(readiness.reason),
-            num_workers=self._server.num_workers,
+            reason=hide_paths(problem),
+            num_workers=self._watched.num_workers,
         )
 
 

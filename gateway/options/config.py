@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -31,13 +31,7 @@ from sluice.gateway.options.fleet import FleetOptions
 from sluice.gateway.options.grpc import GrpcOptions
 from sluice.gateway.options.http import HttpOptions, RequestOptions
 from sluice.gateway.options.ledger import LedgerOptions
-from sluice.gateway.options.option import (
-    Option,
-    OptionError,
-    declared_option,
-    option,
-    seconds,
-)
+from sluice.gateway.options.option import Option, OptionError, declared_option, option, seconds
 from sluice.gateway.options.quotas import QuotaOptions
 from sluice.gateway.options.rag import RagClientOptions, RagOptions
 from sluice.gateway.options.responses import ResponsesOptions
@@ -231,62 +225,8 @@ class ServeConfig:
         return msgspec.structs.replace(engine, **set_here, chooses_chunk=by_load)
 
 
-Group = type[
-    ModelOptions
-    | RepositoryOptions
-    | InstanceOptions
-    | RagOptions
-    | RouteOptions
-    | BatchOptions
-    | ResponseCacheOptions
-    | SchedulingOptions
-    | CacheOptions
-    | SpeculationOptions
-    | TensorRtLlmOptions
-    | FleetOptions
-    | RequestOptions
-    | HttpOptions
-    | ResponsesOptions
-    | StreamOptions
-    | GrpcOptions
-    | MetricsOptions
-    | AccessOptions
-    | QuotaOptions
-    | LedgerOptions
-    | ShutdownOptions
-    | LoggingOptions
-    | TraceOptions
-    | TracingOptions
-    | RagClientOptions
-    | EngineServerOptions
-]
-GROUPS: dict[str, Group] = {
-    "model": ModelOptions,
-    "repository": RepositoryOptions,
-    "instances": InstanceOptions,
-    "rag": RagOptions,
-    "routes": RouteOptions,
-    "batches": BatchOptions,
-    "response_cache": ResponseCacheOptions,
-    "scheduling": SchedulingOptions,
-    "cache": CacheOptions,
-    "speculation": SpeculationOptions,
-    "tensorrt_llm": TensorRtLlmOptions,
-    "fleet": FleetOptions,
-    "requests": RequestOptions,
-    "http": HttpOptions,
-    "responses": ResponsesOptions,
-    "streams": StreamOptions,
-    "grpc": GrpcOptions,
-    "metrics": MetricsOptions,
-    "access": AccessOptions,
-    "quotas": QuotaOptions,
-    "ledger": LedgerOptions,
-    "shutdown": ShutdownOptions,
-    "logging": LoggingOptions,
-    "trace": TraceOptions,
-    "tracing": TracingOptions,
-}
+GROUPS = {each.name: cast(type[Any], each.default_factory) for each in fields(ServeConfig)}
+"""The groups by their fields of ServeConfig."""
 ParsedFlags = Mapping[str, str | bool | list[str]]
 """Values by flag: the text; the texts of a flag that may come several times; a boolean for a switch."""
 
@@ -296,9 +236,7 @@ def read_config(flags: ParsedFlags, environ: Mapping[str, str] | None = None) ->
 
     Raises OptionError for the first option with a value that is not allowed.
     """
-    if environ is None:
-        environ = os.environ  # noqa: TID251 - here the environment enters, and nowhere else
-    return ServeConfig(**{name: _read_group(group, flags, environ) for name, group in GROUPS.items()})
+    return ServeConfig(**{name: read_group(group, flags, environ) for name, group in GROUPS.items()})
 
 
 def read_client_options(flags: ParsedFlags, environ: Mapping[str, str] | None = None) -> RagClientOptions:
@@ -307,22 +245,9 @@ def read_client_options(flags: ParsedFlags, environ: Mapping[str, str] | None = 
 
 
 def read_group(group: type[GroupT], flags: ParsedFlags, environ: Mapping[str, str] | None = None) -> GroupT:
-    """Read one group of options, of another command, from flags and environment. Raises OptionError."""
+    """Read one group of options from flags and environment. Raises OptionError."""
     if environ is None:
-        environ = os.environ  # noqa: TID251 - as above
-    options: GroupT = _read_group(group, flags, environ)
-    return options
-
-
-def read_engine_server_options(flags: ParsedFlags, environ: Mapping[str, str] | None = None) -> EngineServerOptions:
-    """Read the options that `sluice engine` has beside the engine's own. Raises OptionError like `read_config`."""
-    if environ is None:
-        environ = os.environ  # noqa: TID251 - as above
-    options: EngineServerOptions = _read_group(EngineServerOptions, flags, environ)
-    return options
-
-
-def _read_group(group: type[Any], flags: ParsedFlags, environ: Mapping[str, str]) -> Any:
+        environ = os.environ  # noqa: TID251 - here the environment enters
     values: dict[str, Any] = {}
     for name, _, declared in list_options(group):
         value = flags.get(declared.flag)

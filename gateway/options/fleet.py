@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sluice.engine.fleet.membership import REDIS_SCHEMES, SCHEME
+from sluice.engine.fleet.membership import SCHEME
 from sluice.engine.fleet.membership.fleet_url import FleetUrl
-from sluice.engine.fleet.router import RouterSettings, RoutingPolicy
-from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.fleet.router import MIN_SPLIT_TOKENS, RouterSettings, RoutingPolicy
 from sluice.engine.fleet.waking import WakeSettings
 from sluice.errors import SluiceError
 from sluice.gateway.options.option import OptionError, enum_member, integer, option, printable_text, seconds
+from sluice.state.interface import REDIS_SCHEMES
 
 if TYPE_CHECKING:
     from sluice.engine.fleet.membership.members import Membership
@@ -41,7 +41,7 @@ class FleetOptions:
     )
     prefill_min_tokens: int = option(
         "--prefill-min-tokens",
-        MIN_TOKENS,
+        MIN_SPLIT_TOKENS,
         integer(1, 1 << 24),
         "TOKENS",
         "how many tokens of a prompt, without those that are cached, make it long enough for a prefill replica. Fewer "

@@ -1,12 +1,23 @@
 """Options of gRPC, under tritonserver's names."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from sluice.gateway.options.option import OptionError, choice, integer, option, pattern, printable_text, size, truth
+from sluice.gateway.options.option import (
+    OptionError,
+    choice,
+    declared_option,
+    integer,
+    option,
+    pattern,
+    printable_text,
+    size,
+    truth,
+)
 from sluice.gateway.restrictions import Restriction, find_repeated_category, parse_restriction
 
 _COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 _SERVERS = ("sluice", "grpcio")
+_NOT_IN_GRPCIO = ("uses_", "compression_", "keepalive_", "http2_", "max_connection_age_")
 _BOOL = "BOOL"
 _MILLISECONDS = integer(0, 2**31 - 1)
 _COUNT = integer(0, 2**31 - 1)
@@ -23,8 +34,8 @@ class GrpcOptions:
         "sluice",
         choice(*_SERVERS),
         "NAME",
-        "sluice, or grpcio: the server of the grpc package, which takes several times the CPU time of a call. For "
-        "comparison",
+        "sluice, or grpcio: the plain server of the grpc package, which takes several times the CPU time of a call. "
+        "For comparison, without TLS, compression or settings of connections",
     )
     host: str | None = option(
         "--grpc-address",
@@ -153,6 +164,8 @@ class GrpcOptions:
         """Check options against each other. Raises OptionError."""
         if (api := find_repeated_category(self.restrictions)) is not None:
             raise OptionError(f"--grpc-restricted-protocol names '{api}' more than once; give it one key")
+        if self.server == "grpcio":
+            self._check_plain()
         if not (self.uses_ssl or self.uses_mutual_ssl):
             return
         needed = {"--grpc-server-cert": self.server_cert_path, "--grpc-server-key": self.server_key_path}
@@ -162,3 +175,8 @@ class GrpcOptions:
             if path is None:
                 needing = "--grpc-use-ssl-mutual" if self.uses_mutual_ssl else "--grpc-use-ssl"
                 raise OptionError(f"{needing} needs {flag}")
+
+    def _check_plain(self) -> None:
+        for each in fields(self):
+            if each.name.startswith(_NOT_IN_GRPCIO) and getattr(self, each.name) != each.default:
+                raise OptionError(f"--grpc-server grpcio has no {declared_option(each).flag}; it is for comparison")

@@ -63,7 +63,3 @@ class ResponsesOptions:
         if self.store is None:
             return str(state_folder / "responses.sqlite")
         return None if self.store == NONE else self.store
-
-    @property
-    def is_in_redis(self) -> bool:
-        return self.store is not None and urlsplit(self.store).scheme in _REDIS

@@ -1,4 +1,6 @@
-"""The arithmetic of limits: integers only, without clock or I/O. `script.py` has the same in Lua, for Redis.
+"""The arithmetic of limits: integers only, without clock or I/O.
+
+Redis counts the same levels (`redis_store.py`), and knows nothing of what they are levels of.
 
 Limits per minute are token buckets: a whole limit may be used at once, and comes back evenly within a minute. What is
 kept is the level of a bucket that leaks (what was used and has not come back) and its time, in milliseconds and
@@ -24,7 +26,7 @@ DAY_MS = 86_400_000
 MICROS = 1_000_000
 """Millionths of money in one unit: amounts are integers, too."""
 _EPOCH = date(1970, 1, 1).toordinal()
-_MOST = 10**11
+MAX_LIMIT = 10**11
 """Limits beyond this one count as it, so that all arithmetic stays exact in the double numbers of Lua."""
 _SHARED = ("requests_per_minute", "tokens_per_minute", "concurrent_requests", "queued_requests")
 _LEFTS = {"tokens_per_day": "day_tokens", "tokens_per_month": "month_tokens", "money_per_month": "month_money"}
@@ -63,9 +65,9 @@ def make_party(scope: str, id_: str, name: str, limits: QuotaLimits) -> Party | 
     given = msgspec.structs.asdict(limits)
     rate = given.pop("cached_token_rate")
     money = given.pop("money_per_month")
-    most = {field: min(value, _MOST) for field, value in given.items() if value is not None}
+    most = {field: min(value, MAX_LIMIT) for field, value in given.items() if value is not None}
     if money is not None:
-        most["money_per_month"] = min(round(money * MICROS), _MOST * MICROS // 1000)
+        most["money_per_month"] = min(round(money * MICROS), MAX_LIMIT * MICROS // 1000)
     return Party(scope, name, f"{scope}:{id_}", **most, cached_token_rate=rate) if most else None
 
 
@@ -161,9 +163,9 @@ class Account:
             return
         self.at = now
         if self.request_level and passed > 0:
-            self.request_level = max(0, self.request_level - passed * (self.party.requests_per_minute or _MOST))
+            self.request_level = max(0, self.request_level - passed * (self.party.requests_per_minute or MAX_LIMIT))
         if self.token_level and passed > 0:
-            self.token_level = max(0, self.token_level - passed * (self.party.tokens_per_minute or _MOST))
+            self.token_level = max(0, self.token_level - passed * (self.party.tokens_per_minute or MAX_LIMIT))
         if now // DAY_MS != self.day:
             self._turn(period_of(now))
 

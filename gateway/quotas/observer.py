@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.access.identity import NO_LIMITS, Identity, QuotaLimits, RouteGroup
-from sluice.gateway.calls import NO_RETRY, Call
+from sluice.gateway.calls import NO_RETRY, Call, CallObserver, Headers
 from sluice.gateway.quotas.account import MICROS, Account, Accounts, Charge, Hold, Level, Refusal, make_party, period_of
 from sluice.gateway.quotas.store import QuotaStore, settle_whole
 
@@ -34,22 +34,24 @@ _UNITS = {
 }
 ComputePrice = Callable[[str, str, int, int, int], int]
 """Returns the price of a model, its adapter, and prompt, cached and generated tokens, in millionths of money."""
-Headers = list[tuple[bytes, bytes]]
 
 
 class Reservation:
     """What a call holds, and of whom."""
 
-    __slots__ = ("accounts", "hold", "waits")
+    __slots__ = ("accounts", "hold", "is_hopeless", "waits")
 
-    def __init__(self, accounts: Accounts, hold: Hold) -> None:
+    def __init__(self, accounts: Accounts) -> None:
         self.accounts = accounts
-        self.hold = hold
+        self.hold: Hold | None = None
+        """None for a call that was refused at its beginning."""
+        self.is_hopeless = False
+        """Whether another try would be refused too."""
         self.waits = False
         """Whether it counts among those that wait for their first token."""
 
 
-class QuotaObserver:
+class QuotaObserver(CallObserver):
     """Holds calls to the limits of their key and of its tenant. Belongs to the event loop.
 
     A request counts when it begins, and with it one that is open. Its tokens and their price are reserved before each
@@ -74,6 +76,7 @@ class QuotaObserver:
         self._price = price
         self._generation = store.generation
         self._senders: dict[tuple[str, str], tuple[Identity | None, Accounts]] = {}
+        self._open: dict[Call, Reservation] = {}
         self._waiting: dict[str, list[Call]] = {}
         """Calls that wait for their first token, by the address of parties that may have only so many."""
 
@@ -84,16 +87,16 @@ class QuotaObserver:
         accounts = self._find_accounts(call.identity, call.tenant)
         if not accounts:
             return
-        call.answer_headers = lambda: rate_limit_headers(self.store.current(accounts))
+        reservation = self._open[call] = Reservation(accounts)
         held = await self.store.reserve(accounts, _BEGIN, None)
         if not isinstance(held, Hold):
-            self._refuse(call, held)
-        call.reservation = Reservation(accounts, held)
+            self._refuse(call, reservation, held)
+        reservation.hold = held
 
     async def admit(self, call: Call, prompt_tokens: int, max_tokens: int) -> None:
         """Reserve what a generation may use. Raises OVERLOADED where a limit refuses it."""
-        reservation = call.reservation
-        if not isinstance(reservation, Reservation):
+        reservation = self._open.get(call)
+        if reservation is None or reservation.hold is None:
             return
         for account in reservation.accounts:
             if account.party.queued_requests is not None:
@@ -103,15 +106,24 @@ class QuotaObserver:
         charge = Charge(0, prompt_tokens + max_tokens, money)
         held = await self.store.reserve(reservation.accounts, charge, reservation.hold)
         if not isinstance(held, Hold):
-            self._refuse(call, held, f": {prompt_tokens} of the prompt and up to {max_tokens} of the answer")
+            self._refuse(
+                call, reservation, held, f": {prompt_tokens} of the prompt and up to {max_tokens} of the answer"
+            )
         reservation.hold = held
+
+    def answer_headers(self, call: Call) -> Headers:
+        """Return what is left of the call's limits."""
+        reservation = self._open.get(call)
+        if reservation is None:
+            return []
+        headers = rate_limit_headers(self.store.current(reservation.accounts))
+        return [*headers, NO_RETRY] if reservation.is_hopeless else headers
 
     def end(self, call: Call) -> None:
         """Settle what the call holds."""
-        reservation = call.reservation
-        if not isinstance(reservation, Reservation):
+        reservation = self._open.pop(call, None)
+        if reservation is None or reservation.hold is None:
             return
-        call.reservation = None
         if reservation.waits:
             self._stop_waiting(call, reservation)
         money = 0
@@ -163,7 +175,7 @@ class QuotaObserver:
             if len(waiting) >= most:
                 waiting[:] = [each for each in waiting if not each.first_token]
             if len(waiting) >= most:
-                self._refuse(call, Refusal(party, "queued_requests", most, 1, 0, None if most else inf))
+                self._refuse(call, reservation, Refusal(party, "queued_requests", most, 1, 0, None if most else inf))
         for party in limited:
             self._waiting[party.address].append(call)
             reservation.waits = True
@@ -178,13 +190,11 @@ class QuotaObserver:
 
     # --- refusals ---
 
-    def _refuse(self, call: Call, refusal: Refusal, why: str = "") -> NoReturn:
+    def _refuse(self, call: Call, reservation: Reservation, refusal: Refusal, why: str = "") -> NoReturn:
         tenant = call.tenant if len(self.refusals) < _MAX_COUNTED else ""
         key = refusal.limit, refusal.party.scope, tenant
         self.refusals[key] = self.refusals.get(key, 0) + 1
-        tell = call.answer_headers
-        if refusal.wait_ms == inf and tell is not None:
-            call.answer_headers = lambda: [*tell(), NO_RETRY]
+        reservation.is_hopeless |= refusal.wait_ms == inf
         raise refusal_error(refusal, why, self.store.problem)
 
 

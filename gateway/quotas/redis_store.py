@@ -4,23 +4,30 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from hashlib import sha1
+from functools import partial
 from secrets import token_hex
-from typing import Any
+from typing import NamedTuple
 
-import msgspec
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-
-from sluice.gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal, explain
-from sluice.gateway.quotas.script import SCRIPT
-from sluice.gateway.quotas.store import MemoryQuotas, wall_ms
-from sluice.serving.caching.redis_commands import FAILURES, CommandBatcher
+from sluice.gateway.quotas.account import (
+    DAY_MS,
+    MAX_LIMIT,
+    MINUTE_MS,
+    Account,
+    Accounts,
+    Charge,
+    Hold,
+    Party,
+    Refusal,
+    explain,
+    period_of,
+)
+from sluice.gateway.quotas.store import MemoryQuotas, SeenAccounts, wall_ms
+from sluice.state.counter import Counted, LevelChange, RedisCounter
+from sluice.state.outage import Outage, keep_trying
+from sluice.state.redis import FAILURES, connect
 
 log = logging.getLogger(__name__)
 
-_DIGEST = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _TIMEOUT_S = 1.0
 """How long a request waits for Redis before it is decided here."""
 _BEAT_S = 1.0
@@ -28,27 +35,28 @@ _RETRY_S = 0.5
 LIFETIME_MS = 10_000
 """How long a gateway may be silent until the others give back what it holds."""
 _MAX_UNSENT = 100_000
-_MAX_SEEN = 50_000
-_WIDTH = 4
-"""Batches in flight at once."""
-_FIELDS = (
-    "request_level",
-    "token_level",
-    "at",
-    "day",
-    "day_tokens",
-    "month",
-    "month_tokens",
-    "month_money",
-    "num_streams",
-)
-"""Fields of an account in the order of the script's answers."""
+_PREFIX = "sluice:quotas:"
+_MONTH_TTL_MS = 40 * DAY_MS
 _AWAY = "the quota store is away: this gateway allows its share of each limit"
-Command = tuple[Any, ...]
-"""Arguments of the script."""
+_Change = Callable[[], "asyncio.Future[Counted | None]"]
+"""Sends a change to Redis."""
 
 
-class RedisQuotas:
+class _Amounts(NamedTuple):
+    """What a change adds to the levels of a party, by the names that accounts have for these."""
+
+    request_level: int = 0
+    num_streams: int = 0
+    token_level: int = 0
+    day_tokens: int = 0
+    month_tokens: int = 0
+    month_money: int = 0
+
+
+_NOTHING = _Amounts()
+
+
+class RedisQuotas(SeenAccounts):
     """Counts use in Redis: one round trip for each reservation, and nobody waits for a settlement.
 
     A command that fails or takes too long means that Redis is away. From then on a gateway has, until Redis answers
@@ -59,48 +67,34 @@ class RedisQuotas:
 
     def __init__(self, url: str, clock: Callable[[], int] | None = None) -> None:
         """Connects by itself, again after an outage. `clock` None: Redis' own. Raises ValueError for a wrong URL."""
-        self.generation = 0
-        self.is_up = False
-        self._clock = clock
-        self._client = Redis.from_url(
-            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
-        )
+        super().__init__(clock or wall_ms)
+        # At its start a server is too busy to hear the first answer in time.
+        self._outage = Outage(_AWAY, "the quota store answers again", num_quiet=1)
+        self._client = connect(url, _TIMEOUT_S)
+        self._counter = RedisCounter(self._client, self._outage, _PREFIX, timeout_s=_TIMEOUT_S, clock=clock)
         self._name = token_hex(6)
         self._num_gateways = 1
-        self._seen: dict[str, Account] = {}
-        """What Redis has last answered about each party."""
+        self._own_clock = clock
         self._local = MemoryQuotas(clock)
         """Counts while Redis is away."""
         self._shares: dict[str, tuple[Party, Account]] = {}
         """Parties with their accounts in `_local`, by address."""
-        self._unsent: deque[Command] = deque(maxlen=_MAX_UNSENT)
-        """Commands that change what was used, to be sent when Redis is back."""
-        self._sent: set[asyncio.Future[list[int] | None]] = set()
-        self._is_reported = False
-        self._num_failures = 0
-        """In a row, since Redis has last come back."""
-        self._batcher: CommandBatcher[Command, list[int] | None] = CommandBatcher(
-            self._send_many, None, self, max_wait_s=_TIMEOUT_S, width=_WIDTH
-        )
-        self._beating = asyncio.create_task(self._beat_forever(), name="quotas")
+        self._unsent: deque[_Change] = deque(maxlen=_MAX_UNSENT)
+        """Changes of what was used, to be sent when Redis is back."""
+        self._sent: set[asyncio.Future[Counted | None]] = set()
+        beating = keep_trying(self._outage, self._beat, FAILURES, retry_s=_RETRY_S, beat_s=_BEAT_S)
+        self._beating = asyncio.create_task(beating, name="quotas")
+
+    @property
+    def is_up(self) -> bool:
+        return self._outage.is_up
 
     @property
     def problem(self) -> str:
         return "" if self.is_up else _AWAY
 
-    def open(self, party: Party) -> Account:
-        found = self._seen.get(party.address)
-        if found is None:
-            if len(self._seen) >= _MAX_SEEN:
-                self._seen.clear()
-                self.generation += 1
-            found = self._seen[party.address] = Account(party)
-            found.advance((self._clock or wall_ms)())
-        found.party = party
-        return found
-
     def accounts(self) -> Iterator[Account]:
-        now = (self._clock or wall_ms)()
+        now = self._clock()
         for account in list(self._seen.values()):
             account.advance(max(now, account.at))
             yield account
@@ -109,22 +103,19 @@ class RedisQuotas:
         return accounts if self.is_up else self._find_shares(accounts)
 
     async def reserve(self, accounts: Accounts, charge: Charge, hold: Hold | None) -> Hold | Refusal:
-        name = self._name
-        if not any(_concerns(each.party, charge) for each in accounts):
+        name, amounts, period = self._name, _amounts_of(charge), period_of(self._counter.now())
+        parts = [part for each in accounts for part in _parts(each.party, period.day, period.month, amounts)]
+        if not any(each.amount and each.most >= 0 for each in parts):  # what is not limited costs no round trip
             return Hold(name, Charge(), accounts[0]) if hold is None else hold
-        command = ["reserve", name, self._time(), *msgspec.structs.astuple(charge)]
-        for each in accounts:
-            party = each.party
-            command += (party.address, *_limits(party, "requests_per_minute", "tokens_per_minute", "tokens_per_day"))
-            command += _limits(party, "tokens_per_month", "money_per_month", "concurrent_requests")
-        answer = await self._batcher.put(tuple(command))
-        if answer is None:
+        counted = await self._counter.take(name, parts)
+        if counted is None:
             return await self._local.reserve(self._find_shares(accounts), charge, hold)
-        for number, account in enumerate(accounts):
-            first = 1 + number * len(_FIELDS)
-            for field, value in zip(_FIELDS, answer[first : first + len(_FIELDS)], strict=True):
-                setattr(account, field, value)
-        if answer[0]:
+        levels = iter(counted.levels)
+        for account in accounts:
+            account.at, account.day, account.month = counted.now, period.day, period.month
+            for field in _Amounts._fields:
+                setattr(account, field, next(levels))
+        if counted.has_happened:
             return Hold(name, charge, account) if hold is None else hold.extend(name, charge, account)
         # There is no refusal only where limits have changed meanwhile.
         return explain(accounts, charge, hold) or await self.reserve(accounts, charge, hold)
@@ -137,62 +128,38 @@ class RedisQuotas:
         elif isinstance(hold.place, MemoryQuotas):
             self._settle_late(accounts, hold, tokens, money)
         else:
-            command = ["settle", hold.place, self._time(), hold.at, hold.day, hold.month]
-            command += (hold.tokens, hold.money, money, hold.streams)
+            held, parts = _amounts_of(Charge(0, hold.tokens, hold.money, hold.streams)), list[LevelChange]()
             for each, used in zip(accounts, tokens, strict=True):
                 each.settle(hold, used, money)  # for the metrics, until Redis says how it is
-                command += (each.party.address, *_limits(each.party, "requests_per_minute", "tokens_per_minute"), used)
-            self._send(tuple(command))
+                parts += _parts(each.party, hold.day, hold.month, _amounts_of(Charge(0, used, money)), held)
+            changed = [each for each in parts if each.amount or each.held]
+            self._send(partial(self._counter.settle, str(hold.place), hold.at, changed))
 
     def _settle_late(self, accounts: Accounts, hold: Hold, tokens: Sequence[int], money: int) -> None:
         """Settle what was held here in an outage that is over: all of it was added to what Redis has."""
-        late = Account(accounts[0].party)
-        late.day, late.month, late.month_money = hold.day, hold.month, money - hold.money
         for each, used in zip(accounts, tokens, strict=True):
-            late.day_tokens = late.month_tokens = used - hold.tokens
-            self._send(self._addition(each.party, late))
+            more = used - hold.tokens
+            late = _Amounts(day_tokens=more, month_tokens=more, month_money=money - hold.money)
+            self._add(each.party, hold.day, hold.month, late)
 
-    def _time(self) -> int:
-        """Return the time of a command; 0: Redis' own."""
-        return 0 if self._clock is None else self._clock()
+    def _add(self, party: Party, day: int, month: int, amounts: _Amounts) -> None:
+        parts = [each for each in _parts(party, day, month, amounts) if each.amount]
+        if parts:
+            self._send(partial(self._counter.add, parts))
 
-    # --- commands ---
+    def _send(self, change: _Change) -> None:
+        """Send a change, again after an outage where it has no answer."""
 
-    def _send(self, command: Command) -> None:
-        """Send a command, again after an outage where it has no answer."""
-
-        def keep(answer: "asyncio.Future[list[int] | None]") -> None:
+        def keep(answer: "asyncio.Future[Counted | None]") -> None:
             self._sent.discard(answer)
             if not answer.cancelled() and answer.result() is None:
-                self._unsent.append(command)
+                self._unsent.append(change)
 
-        sent = self._batcher.put(command)
+        sent = change()
         self._sent.add(sent)
         sent.add_done_callback(keep)
 
-    async def _send_many(self, commands: list[Command]) -> list[list[int] | None]:
-        pipeline = self._client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.evalsha(_DIGEST, 0, *command)
-        answers = await pipeline.execute(raise_on_error=False)
-        failures = [each for each in answers if isinstance(each, Exception)]
-        if failures:
-            self.failed(failures[0])
-        return [None if isinstance(each, Exception) else each for each in answers]
-
     # --- outages ---
-
-    def succeeded(self) -> None:
-        """Do nothing: only an answer to a beat ends an outage."""
-
-    def failed(self, error: Exception) -> None:
-        """Go on without Redis. At its start a server is too busy to hear the first answer in time."""
-        self._num_failures += 1
-        is_outage, self.is_up = self.is_up or self._num_failures > 1, False
-        if is_outage and not self._is_reported:
-            reason = str(error) or type(error).__name__
-            log.warning("%s, a part of %d: %s", _AWAY, self._num_gateways, reason)
-            self._is_reported = True
 
     def _find_shares(self, accounts: Accounts) -> Accounts:
         return tuple(self._find_share(each) for each in accounts)
@@ -204,42 +171,31 @@ class RedisQuotas:
             known = self._shares[party.address] = party, self._local.open(party.share(account, self._num_gateways))
         return known[1]
 
-    async def _beat_forever(self) -> None:
-        while True:
-            try:
-                await self._beat()
-            except FAILURES as error:
-                self.failed(error)
-            await asyncio.sleep(_BEAT_S if self.is_up else _RETRY_S)
-
     async def _beat(self) -> None:
-        was_up, name = self.is_up, self._name if self.is_up else token_hex(6)
-        if not was_up:
-            await self._client.script_load(SCRIPT)
-        self._num_gateways = max(1, int(await self._run("beat", name, self._time(), LIFETIME_MS)))
-        if not was_up:
-            self._return(name)
+        if self.is_up:
+            await self._show_life(self._name)
+        if not self.is_up:  # maybe only since the line before
+            name = token_hex(6)
+            await self._counter.load()
+            await self._show_life(name)
+            self._name = name
+            self._outage.end()
+            self._send_outage()
 
-    async def _run(self, *command: Any) -> Any:
-        return await self._client.evalsha(_DIGEST, 0, *command)
+    async def _show_life(self, name: str) -> None:
+        self._num_gateways = max(1, await self._counter.beat(name, LIFETIME_MS))
+        self._outage.away = f"{_AWAY}, a part of {self._num_gateways}"
 
-    def _return(self, name: str) -> None:
-        """Count in Redis again, and tell it what was used meanwhile."""
-        if self._is_reported:
-            log.warning("the quota store answers again")
-        self._num_failures = 0
-        self._name, self.is_up, self._is_reported = name, True, False
-        used = [self._addition(party, account) for party, account in self._shares.values()]
-        self._local, self._shares = MemoryQuotas(self._clock), {}
+    def _send_outage(self) -> None:
+        """Tell Redis what was used while it was away."""
+        used = list(self._shares.values())
+        self._local, self._shares = MemoryQuotas(self._own_clock), {}
         unsent, self._unsent = self._unsent, deque(maxlen=_MAX_UNSENT)
-        for command in (*unsent, *used):
-            self._send(command)
-
-    def _addition(self, party: Party, account: Account) -> Command:
-        limits = _limits(party, "requests_per_minute", "tokens_per_minute")
-        levels = account.request_level, account.token_level
-        days = account.day, account.day_tokens, account.month, account.month_tokens, account.month_money
-        return "add", self._time(), party.address, *limits, *levels, *days
+        for change in unsent:
+            self._send(change)
+        for party, account in used:
+            amounts = _Amounts(*(getattr(account, each) for each in _Amounts._fields))
+            self._add(party, account.day, account.month, amounts._replace(num_streams=0))
 
     async def close(self) -> None:
         """Send what is to be settled, and give back the rest."""
@@ -249,22 +205,38 @@ class RedisQuotas:
             if self._sent:
                 await asyncio.wait(self._sent, timeout=_TIMEOUT_S)
             if self.is_up:
-                await self._run("leave", self._name)
+                await self._counter.leave(self._name)
         except FAILURES as error:
             log.warning("quotas in Redis are settled by the other gateways: %s", error)
-        self.is_up = False
-        await self._batcher.close()
+        self._outage.close()
+        await self._counter.close()
         await self._client.aclose()
 
 
-def _concerns(party: Party, charge: Charge) -> bool:
-    """Whether the party has a limit of what is charged: what is not limited costs no round trip."""
-    if charge.streams and not (party.requests_per_minute is None and party.concurrent_requests is None):
-        return True
-    tokens = party.tokens_per_minute, party.tokens_per_day, party.tokens_per_month, party.money_per_month
-    return bool(charge.tokens) and tokens != (None, None, None, None)
+def _amounts_of(charge: Charge) -> _Amounts:
+    tokens = charge.tokens
+    return _Amounts(charge.requests * MINUTE_MS, charge.streams, tokens * MINUTE_MS, tokens, tokens, charge.money)
 
 
-def _limits(party: Party, *names: str) -> list[int]:
-    """Return limits as the script takes them: -1 is none."""
-    return [-1 if (most := getattr(party, name)) is None else most for name in names]
+def _parts(party: Party, day: int, month: int, amounts: _Amounts, held: _Amounts = _NOTHING) -> list[LevelChange]:
+    """Return a change of the levels of a party in the order of `amounts`. Those of a day or month have it in their
+    names."""
+    address, requests, tokens = party.address, party.requests_per_minute, party.tokens_per_minute
+    limits = (
+        ("requests", requests, True),
+        ("streams", party.concurrent_requests, False),
+        ("tokens", tokens, True),
+        (f"tokens:day:{day}", party.tokens_per_day, False),
+        (f"tokens:month:{month}", party.tokens_per_month, False),
+        (f"money:month:{month}", party.money_per_month, False),
+    )
+    parts = []
+    for (name, most, is_bucket), amount, before in zip(limits, amounts, held, strict=True):
+        key = f"{address}:{name}"
+        if not is_bucket:
+            parts.append(LevelChange(key, amount, before, -1 if most is None else most, 0, _MONTH_TTL_MS))
+        elif most is None:  # what is not limited is not counted by the minute
+            parts.append(LevelChange(key, 0, 0, -1, MAX_LIMIT, _MONTH_TTL_MS))
+        else:
+            parts.append(LevelChange(key, amount, before, most * MINUTE_MS, most, _MONTH_TTL_MS))
+    return parts

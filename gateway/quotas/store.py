@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from time import time
 from typing import Protocol
 
-from sluice.calendar_clock import CalendarClock
 from sluice.gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal, explain
+from sluice.state.calendar_clock import CalendarClock
 
 _FIRST_SWEEP = 10_000
+_MAX_SEEN = 50_000
 
 
 def wall_ms() -> int:
@@ -50,6 +51,25 @@ class QuotaStore(Protocol):
         """Replace a hold by what was used, tokens as each account counts them."""
 
     async def close(self) -> None: ...
+
+
+class SeenAccounts:
+    """Accounts that are counted elsewhere, as they were last seen, where not too many have come."""
+
+    def __init__(self, clock: Callable[[], int] = wall_ms) -> None:
+        self.generation = 0
+        self._clock = clock
+        self._seen: dict[str, Account] = {}
+
+    def open(self, party: Party) -> Account:
+        found = self._seen.get(party.address)
+        if found is None:
+            if len(self._seen) >= _MAX_SEEN:
+                self._seen, self.generation = {}, self.generation + 1
+            found = self._seen[party.address] = Account(party)
+            found.advance(self._clock())
+        found.party = party
+        return found
 
 
 class MemoryQuotas:

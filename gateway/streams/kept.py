@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.engine.types import TokenEvent
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.streams.log import EventLog
+from sluice.state.log import EventLog
 
 Headers = list[tuple[bytes, bytes]]
 _EVENTS = b"text/event-stream"

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.streams.kept import KeptStream, Origin
-from sluice.gateway.streams.log import EventLog
+from sluice.state.log import EventLog
 
 _ID_BYTES = 16
 _ENDING_S = 5.0

@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.telemetry.families import COUNTER, GAUGE, Labels, add_histogram, empty_family
+from sluice.record.histogram import Histogram
 from sluice.serving.backend import CustomMetric, CustomMetricFamily, CustomMetricKind
-from sluice.serving.latencies import Histogram
 
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)

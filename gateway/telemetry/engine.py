@@ -1,21 +1,20 @@
 """The engine's state as Prometheus families, read from its last frame at each scrape."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sluice.engine.client.interface import Engine
-from sluice.engine.histograms import HISTOGRAMS, unpack
+from sluice.engine.fleet.client import Engine
+from sluice.engine.histograms import BOUNDS, unpack
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import EngineInfo
+from sluice.gateway.plane import Plane
 from sluice.gateway.telemetry.buckets import BucketFamily, ValueFamily
 from sluice.gateway.telemetry.families import GAUGE
 from sluice.gateway.telemetry.handover import collect_handovers
 from sluice.gateway.telemetry.kv_tiers import collect_kv_tiers
-from sluice.pipelines.llm.text import LlmText
-from sluice.serving.repository.repository import ModelRepository
 
 T = TypeVar("T")
 
@@ -84,10 +83,14 @@ _COUNTERS: tuple[tuple[str, str, Stat], ...] = (
 Supervised = Callable[[Engine], float]
 
 _SUPERVISION: tuple[tuple[str, str, Supervised], ...] = (
-    ("sluice_engine_restarts", "Engines started in place of a lost one.", lambda e: e.num_restarts),
-    ("sluice_engine_recovery_seconds", "Time from losing engines to new ones.", lambda e: e.recovery_seconds_total),
-    ("sluice_engine_resumed_requests", "Requests that went on in a new engine.", lambda e: e.num_resumed),
-    ("sluice_engine_poisoned_requests", "Requests failed as engines crashed on them.", lambda e: e.num_poisoned),
+    ("sluice_engine_restarts", "Engines started in place of a lost one.", lambda e: e.recoveries.num_restarts),
+    ("sluice_engine_recovery_seconds", "Time from losing engines to new ones.", lambda e: e.recoveries.seconds_total),
+    ("sluice_engine_resumed_requests", "Requests that went on in a new engine.", lambda e: e.recoveries.num_resumed),
+    (
+        "sluice_engine_poisoned_requests",
+        "Requests failed as engines crashed on them.",
+        lambda e: e.recoveries.num_poisoned,
+    ),
 )
 
 _LIMITS: tuple[tuple[str, str, Callable[[EngineInfo], float]], ...] = (
@@ -102,7 +105,7 @@ _LIMITS: tuple[tuple[str, str, Callable[[EngineInfo], float]], ...] = (
 
 _LIVENESS: tuple[tuple[str, str, Supervised], ...] = (
     ("sluice_engine_heartbeat_age_seconds", "Time since the engine last spoke.", lambda e: e.heartbeat_age_s()),
-    ("sluice_engine_last_recovery_seconds", "Time that the last recovery took.", lambda e: e.last_recovery_s),
+    ("sluice_engine_last_recovery_seconds", "Time that the last recovery took.", lambda e: e.recoveries.last_s),
 )
 
 
@@ -115,37 +118,24 @@ class NamedEngine(NamedTuple):
     info: EngineInfo
 
 
-class ServedModels(Protocol):
-    """The parts of the service that the collector reads."""
-
-    @property
-    def repository(self) -> ModelRepository: ...
-
-    def llms(self) -> Sequence[LlmText]: ...
-
-    def is_live(self) -> bool: ...
-
-    def is_ready(self) -> bool: ...
-
-
 class EngineCollector(Collector):
     """Collects the families of every loaded language model's engine, and of the server as a whole.
 
     An engine's own state goes back as far as its start.
     """
 
-    def __init__(self, service: ServedModels) -> None:
-        self._service = service
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
 
     def collect(self) -> Iterable[Metric]:
         yield from engine_families(
-            [NamedEngine(llm.name, llm.version, llm.engine, llm.info) for llm in self._service.llms()]
+            [NamedEngine(llm.name, llm.version, llm.engine, llm.info) for llm in self._plane.llms()]
         )
         failures = "Versions and configurations of the repository that could not be loaded."
-        counts = self._service.repository.num_failed_loads
+        counts = self._plane.repository.num_failed_loads
         yield from _families("counter", [("sluice_model_load_failures", failures, int)], counts)
-        yield GaugeMetricFamily("sluice_live", "1 until an engine is given up.", value=self._service.is_live())
-        yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())
+        yield GaugeMetricFamily("sluice_live", "1 until an engine is given up.", value=self._plane.health.is_live())
+        yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._plane.health.is_ready())
 
 
 def engine_families(named: Sequence[NamedEngine]) -> Iterator[Metric]:
@@ -188,14 +178,14 @@ def _families(
 
 
 def _histograms(stats: Mapping[str, EngineStats]) -> list[Metric]:
-    families = [
-        BucketFamily(f"sluice_engine_{each.name}", _HISTOGRAM_TEXTS[each.name], each.bounds, _LABELS)
-        for each in HISTOGRAMS
-    ]
+    families = {
+        name: BucketFamily(f"sluice_engine_{name}", _HISTOGRAM_TEXTS[name], bounds, _LABELS)
+        for name, bounds in BOUNDS.items()
+    }
     for model, state in stats.items():
-        for family, found in zip(families, unpack(state.histograms), strict=True):
-            family.add((model,), found.counts, found.total)
-    return [*families]
+        for name, histogram in unpack(state.histograms).items():
+            families[name].add((model,), histogram)
+    return [*families.values()]
 
 
 def _seconds(stats: Mapping[str, EngineStats]) -> Metric:

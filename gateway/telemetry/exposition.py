@@ -15,7 +15,8 @@ from prometheus_client.core import Exemplar, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.samples import Sample
 
-from sluice.gateway.telemetry.buckets import BucketFamily, BucketRow, ValueFamily, bound_texts
+from sluice.gateway.telemetry.buckets import BucketFamily, ValueFamily, bound_texts
+from sluice.record.histogram import Histogram
 
 Encode = Callable[[CollectorRegistry], bytes]
 _OPENMETRICS = "application/openmetrics-text"
@@ -96,17 +97,17 @@ def _rows(family: BucketFamily | ValueFamily, *, has_exemplars: bool = False) ->
             f"{name}{_labels(names, labels)} {repr(value) if isfinite(value) else _number(value)}\n"
             for labels, value in family.rows
         ]
-    return [_histogram(family, row, has_exemplars=has_exemplars) for row in family.rows]
+    return [_histogram(family, *row, has_exemplars=has_exemplars) for row in family.rows]
 
 
-def _histogram(family: BucketFamily, row: BucketRow, *, has_exemplars: bool) -> str:
-    cumulative = tuple(accumulate(row.counts))
-    template = _template(family.name, family.label_names, row.labels, family.bounds)
-    if not has_exemplars or not row.exemplars:
-        return template % (*cumulative, cumulative[-1], _number(row.total))
-    lines = (template % (*cumulative, cumulative[-1], _number(row.total))).splitlines()
-    for index, exemplar in row.exemplars.items():
-        lines[index] += _exemplar(exemplar)
+def _histogram(family: BucketFamily, labels: tuple[str, ...], found: Histogram, *, has_exemplars: bool) -> str:
+    cumulative = tuple(accumulate(found.counts))
+    template = _template(family.name, family.label_names, labels, family.bounds)
+    if not has_exemplars or not found.exemplars:
+        return template % (*cumulative, cumulative[-1], _number(found.total))
+    lines = (template % (*cumulative, cumulative[-1], _number(found.total))).splitlines()
+    for index, exemplar in found.exemplars.items():
+        lines[index] += _exemplar(Exemplar(*exemplar))
     return "\n".join(lines) + "\n"
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from prometheus_client.core import Metric
-from prometheus_client.utils import floatToGoString
 
-from sluice.serving.latencies import Histogram
+from sluice.gateway.telemetry.buckets import samples_of
+from sluice.record.histogram import Histogram
 from sluice.serving.model import Model
 from sluice.serving.statistics import ModelStatistics
 
@@ -73,12 +73,4 @@ def build_model_family(declared: ModelFamily, kind: str, series: Iterable[ModelS
 
 def add_histogram(made: Metric, labels: Labels, histogram: Histogram) -> None:
     """Add the samples of `histogram` to `made`, as Prometheus has them."""
-    cumulative = histogram.cumulative()
-    for bound, count in cumulative:
-        made.add_sample(f"{made.name}_bucket", {**labels, "le": _format_bound(bound)}, count)
-    made.add_sample(f"{made.name}_count", labels, cumulative[-1][1])
-    made.add_sample(f"{made.name}_sum", labels, histogram.total)
-
-
-def _format_bound(value: float) -> str:
-    return str(floatToGoString(value))  # type: ignore[no-untyped-call]
+    made.samples += samples_of(made.name, labels, histogram)

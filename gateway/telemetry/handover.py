@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from sluice.engine.fleet.handover import HandoverOutcome, PromptHandover
-from sluice.engine.fleet.splitting import SplitReason
+from sluice.engine.fleet.handover import HandoverOutcome, PromptHandover, SplitReason
 from sluice.engine.statistics import HandoverStats
 
 _Read = Callable[[HandoverStats], float]

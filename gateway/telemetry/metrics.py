@@ -14,10 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sluice.gateway.options.goodput import GoodputTargets
-from sluice.gateway.telemetry.buckets import BucketFamily, BucketTally, ValueFamily
+from sluice.gateway.telemetry.buckets import BucketFamily, ValueFamily
 from sluice.gateway.telemetry.families import GAUGE
 from sluice.gateway.telemetry.record import RequestRecord
 from sluice.gateway.telemetry.tallies import HISTOGRAMS, RequestTally
+from sluice.record.histogram import Histogram
 
 OTHER = "other"
 """The name of models and adapters that are too many to be named."""
@@ -26,8 +27,8 @@ MAX_ADAPTERS = 100
 """Most models, and most adapters, that labels name: those that came first. Their names may come from clients."""
 
 
-class _Histogram(NamedTuple):
-    """A family of one distribution of the tallies."""
+class _Declared(NamedTuple):
+    """A family of one histogram of the tallies."""
 
     name: str
     text: str
@@ -35,28 +36,28 @@ class _Histogram(NamedTuple):
 
 
 _DISTRIBUTIONS = (
-    _Histogram(
+    _Declared(
         "sluice_time_to_first_token_seconds",
         "From taking a request to its first token: tokenizing, queueing and prefill.",
         "time_to_first_token",
     ),
-    _Histogram(
+    _Declared(
         "sluice_time_per_output_token_seconds",
         "Mean time of each token after the first, of answered requests.",
         "time_per_output_token",
     ),
-    _Histogram(
+    _Declared(
         "sluice_request_duration_seconds", "From taking a request to its end, however it ended.", "request_duration"
     ),
-    _Histogram(
+    _Declared(
         "sluice_inter_token_latency_seconds", "Gap between successive events of a request.", "inter_token_latency"
     ),
-    _Histogram(
+    _Declared(
         "sluice_request_decode_seconds", "From the first token to the last, of answered requests.", "decode_duration"
     ),
-    _Histogram("sluice_request_prompt_tokens", "Tokens of the prompts of answered requests.", "prompt_length"),
-    _Histogram("sluice_request_generation_tokens", "Tokens of answers.", "output_length"),
-    _Histogram("sluice_request_max_tokens", "Most tokens that requests allow their answers.", "max_tokens"),
+    _Declared("sluice_request_prompt_tokens", "Tokens of the prompts of answered requests.", "prompt_length"),
+    _Declared("sluice_request_generation_tokens", "Tokens of answers.", "output_length"),
+    _Declared("sluice_request_max_tokens", "Most tokens that requests allow their answers.", "max_tokens"),
 )
 
 
@@ -201,14 +202,14 @@ def _tokens_by_kind(tally: RequestTally) -> dict[str, int]:
     }
 
 
-def _distribution(declared: _Histogram, tallies: Mapping[str, Sequence[RequestTally]]) -> Metric:
+def _distribution(declared: _Declared, tallies: Mapping[str, Sequence[RequestTally]]) -> Metric:
     """Return a family with the series of each model that has counted anything, in all protocols."""
     family = BucketFamily(declared.name, declared.text, HISTOGRAMS[declared.attribute], ("model",))
     for model, each in tallies.items():
         first, *others = (getattr(tally, declared.attribute) for tally in each)
-        counted: BucketTally = first.merged(others) if others else first
+        counted: Histogram = first.merged(others) if others else first
         if any(counted.counts):
-            family.add_tally((model,), counted)
+            family.add((model,), counted)
     return family
 
 

@@ -19,7 +19,6 @@ from opentelemetry.sdk.metrics import Exemplar
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
     Gauge,
-    Histogram,
     HistogramDataPoint,
     Metric,
     MetricExportResult,
@@ -29,13 +28,15 @@ from opentelemetry.sdk.metrics.export import (
     ScopeMetrics,
     Sum,
 )
+from opentelemetry.sdk.metrics.export import Histogram as HistogramPoints
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric as Family
 
-from sluice.gateway.telemetry.buckets import BucketFamily, Exemplars
-from sluice.gateway.telemetry.genai import Distribution, distributions
+from sluice.gateway.telemetry.buckets import BucketFamily
+from sluice.gateway.telemetry.genai import GenAiFamily, genai_families
 from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.record.histogram import Histogram
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ def _make_resource(process: str) -> Resource:
 def make_data(metrics: GatewayMetrics, resource: Resource, started_ns: int, now_ns: int) -> MetricsData:
     """Return all that a process has counted, in the library's values."""
     made = _Points(started_ns, now_ns)
-    genai = [made.distribution(each) for each in distributions(metrics.tallies)]
+    genai = [made.genai(each) for each in genai_families(metrics.tallies)]
     ours = [metric for family in metrics.registry.collect() for metric in made.family(family)]
     scopes = [ScopeMetrics(InstrumentationScope("sluice"), [*genai, *ours], "")]
     return MetricsData([ResourceMetrics(resource, scopes, "")])
@@ -136,12 +137,9 @@ class _Points:
     def __init__(self, started_ns: int, now_ns: int) -> None:
         self._times = started_ns, now_ns
 
-    def distribution(self, found: Distribution) -> Metric:
-        points = [
-            self._histogram_point(attributes, tally.bounds, tally.counts, tally.total, tally.exemplars or {})
-            for attributes, tally in found.series
-        ]
-        return Metric(found.name, found.text, found.unit, Histogram(points, AggregationTemporality.CUMULATIVE))
+    def genai(self, found: GenAiFamily) -> Metric:
+        points = [self._histogram_point(*series) for series in found.series]
+        return Metric(found.name, found.text, found.unit, HistogramPoints(points, AggregationTemporality.CUMULATIVE))
 
     def family(self, family: Family) -> Iterator[Metric]:
         """Yield a family of ours; none of others, and none without samples."""
@@ -166,38 +164,22 @@ class _Points:
 
     def _bucket_family(self, family: BucketFamily) -> Metric:
         points = [
-            self._histogram_point(
-                dict(zip(family.label_names, row.labels, strict=True)),
-                family.bounds,
-                row.counts,
-                row.total,
-                row.exemplars,
-            )
-            for row in family.rows
+            self._histogram_point(dict(zip(family.label_names, labels, strict=True)), histogram)
+            for labels, histogram in family.rows
         ]
-        data = Histogram(points, AggregationTemporality.CUMULATIVE)
+        data = HistogramPoints(points, AggregationTemporality.CUMULATIVE)
         return Metric(family.name, family.documentation, "", data)
 
-    def _histogram_point(
-        self,
-        attributes: dict[str, str],
-        bounds: Iterable[float],
-        counts: Iterable[float],
-        total: float,
-        exemplars: Exemplars,
-    ) -> HistogramDataPoint:
-        counted, limits = [int(count) for count in counts], list(bounds)
-        kept = [
-            Exemplar({}, each.value, int(float(each.timestamp or 0.0) * _NS), *_ids(each.labels))
-            for each in exemplars.values()
-        ]
+    def _histogram_point(self, attributes: dict[str, str], found: Histogram) -> HistogramDataPoint:
+        counted = [int(count) for count in found.counts]
+        kept = [Exemplar({}, each.value, int(each.at * _NS), *_ids(each.labels)) for each in found.exemplars.values()]
         return HistogramDataPoint(
             attributes,
             *self._times,
             count=sum(counted),
-            sum=total,
+            sum=found.total,
             bucket_counts=counted,
-            explicit_bounds=limits,
+            explicit_bounds=list(found.bounds),
             min=None,  # type: ignore[arg-type]  # the message leaves it out then, which the protocol allows
             max=None,  # type: ignore[arg-type]
             exemplars=kept,

@@ -8,13 +8,11 @@ from typing import Protocol
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
 from sluice.gateway.calls import Call, current_call, current_identity, note_model
 from sluice.gateway.options.goodput import GoodputTargets
-from sluice.gateway.telemetry.buckets import BucketTally
-from sluice.gateway.telemetry.exemplars import TraceSpan, current_span
 from sluice.gateway.telemetry.tallies import RequestTally
 from sluice.pipelines.text.stream import SharedPrompt, current_prompt
 from sluice.pipelines.text.types import TextEvent
-from sluice.spans import Attributes, Span
-from sluice.spans import current_span as current_request_span
+from sluice.record.histogram import Histogram
+from sluice.record.spans import Attributes, RemoteParent, Span, current_span, remote_parent
 
 _SERVER_FAULTS = {*CANNOT_SERVE, ErrorCode.INTERNAL, ErrorCode.UNKNOWN}
 """Outcomes of requests that were no fault of the client: they are no goodput."""
@@ -23,6 +21,10 @@ WAITING, RUNNING = "waiting", "running"
 """States of a request with an adapter: without a token yet, and with one."""
 _CHATS = ("chat", "anthropic", "messages", "responses")
 """Parts of the protocols' names whose requests are conversations."""
+
+
+Exemplar = dict[str, str]
+"""The labels that name the span of a sampled trace: a trace that nobody keeps leads nowhere."""
 
 
 class AdapterCounts(Protocol):
@@ -52,7 +54,7 @@ class SharedPart:
         "_tally",
     )
 
-    def __init__(self, tally: RequestTally, call: Call | None, started: float, exemplar: TraceSpan | None) -> None:
+    def __init__(self, tally: RequestTally, call: Call | None, started: float, exemplar: Exemplar | None) -> None:
         self._tally = tally
         self._call = call
         self._started = self._last = started
@@ -119,12 +121,18 @@ class SharedPart:
             self._call.release()
 
 
+def _find_exemplar(parent: RemoteParent | None) -> Exemplar | None:
+    if parent is None or not parent.is_sampled:
+        return None
+    return {"trace_id": f"{parent.trace_id:032x}", "span_id": f"{parent.span_id:016x}"}
+
+
 def _worse(one: str, other: str) -> str:
     """Return the outcome of two that says more: the first failure, else that it was cancelled, else that it is ok."""
     return min((each for each in (one, other) if each), key=lambda each: {"cancelled": 1, "ok": 2}.get(each, 0))
 
 
-def _count_end(tally: RequestTally, outcome: str, finish: str, seconds: float, exemplar: TraceSpan | None) -> None:
+def _count_end(tally: RequestTally, outcome: str, finish: str, seconds: float, exemplar: Exemplar | None) -> None:
     """Count the end of a request that took so long."""
     _observe(tally.request_duration, seconds, exemplar)
     tally.outcomes[outcome] += 1
@@ -133,11 +141,11 @@ def _count_end(tally: RequestTally, outcome: str, finish: str, seconds: float, e
         tally.add_failure(outcome, seconds)
 
 
-def _observe(histogram: BucketTally, value: float, exemplar: TraceSpan | None) -> None:
+def _observe(histogram: Histogram, value: float, exemplar: Exemplar | None) -> None:
     if exemplar is not None:
-        histogram.observe_traced(value, exemplar, time.time())
+        histogram.add_traced(value, exemplar, time.time())
     else:
-        histogram.observe(value)
+        histogram.add(value)
 
 
 class RequestRecord:
@@ -195,7 +203,7 @@ class RequestRecord:
         self._tpot_s: float | None = None
         self._outcome = "cancelled"
         self._finish = ""
-        self._exemplar = current_span.get()
+        self._exemplar = _find_exemplar(remote_parent.get())
         self._admitted = (0, 0)
         """Tokens of the prompt and of the answer that the observers have admitted."""
         call = current_call.get()
@@ -229,7 +237,7 @@ class RequestRecord:
                 prompt_tokens = self._part.admit(self._prompt, prompt_tokens)
             await call.admit(prompt_tokens, max_tokens)
             self._admitted = (prompt_tokens, max_tokens)
-        self._tally.max_tokens.observe(max_tokens)
+        self._tally.max_tokens.add(max_tokens)
         if adapter and not self._adapter:
             self._adapter = adapter
             self._adapters.move(self._model, adapter, "", WAITING)
@@ -241,7 +249,7 @@ class RequestRecord:
         tally = self._tally
         if self._last:
             gap = now - self._last
-            tally.inter_token_latency.observe(gap)
+            tally.inter_token_latency.add(gap)
             self._num_gaps += 1
             if gap > self._itl_target:
                 self._num_slow_gaps += 1
@@ -280,10 +288,10 @@ class RequestRecord:
             self._observe(tally.time_per_output_token, self._tpot_s)
         self._observe(tally.decode_duration, now - self._first_at)
         if self._part is None or not self._part.has_counted_length(self._prompt, event.prompt_tokens):
-            tally.prompt_length.observe(event.prompt_tokens)
-        tally.output_length.observe(event.completion_tokens)
+            tally.prompt_length.add(event.prompt_tokens)
+        tally.output_length.add(event.completion_tokens)
 
-    def _observe(self, histogram: BucketTally, value: float) -> None:
+    def _observe(self, histogram: Histogram, value: float) -> None:
         _observe(histogram, value, self._exemplar)
 
     def _count_prompt(self, event: TextEvent) -> None:
@@ -368,7 +376,7 @@ class RequestRecord:
 
 def _begin_span(model: str, protocol: str) -> Span | None:
     """Begin the span of a generation, and make it the current one; None where nobody records."""
-    above = current_request_span.get()
+    above = current_span.get()
     if above is None:
         return None
     recording = above.recording
@@ -382,7 +390,7 @@ def _begin_span(model: str, protocol: str) -> Span | None:
     attributes: Attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "sluice"}
     attributes |= {"gen_ai.request.model": model, "gen_ai.response.model": model, "sluice.protocol": protocol}
     span = above.child(f"{operation} {model}", attributes)
-    current_request_span.set(span)
+    current_span.set(span)
     return span
 
 
@@ -401,5 +409,5 @@ def _end_span(span: Span, outcome: str) -> None:
     """End the span, and what is open within it; `outcome` is `ok`, `cancelled` or an error code."""
     span.attributes["sluice.outcome"] = outcome
     span.end_all()
-    if current_request_span.get() is span:
-        current_request_span.set(span.parent)
+    if current_span.get() is span:
+        current_span.set(span.parent)

@@ -8,9 +8,8 @@ from time import monotonic
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sluice.engine.client.interface import Engine
-from sluice.engine.fleet.client import FleetClient
-from sluice.engine.fleet.replica import Replica
+from sluice.engine.client.base import Replica
+from sluice.engine.fleet.client import Engine
 from sluice.gateway.telemetry.handover import collect_splits
 from sluice.pipelines.llm.text import LlmText
 
@@ -45,7 +44,7 @@ _COUNTERS: tuple[tuple[str, str, Read], ...] = (
         "Prompt tokens that the replica found in its cache.",
         lambda r: r.engine.stats.cached_tokens_total,
     ),
-    ("restarts", "Engines started in place of a lost one.", lambda r: r.engine.num_restarts),
+    ("restarts", "Engines started in place of a lost one.", lambda r: r.engine.recoveries.num_restarts),
 )
 _ROUTING: tuple[tuple[str, str, Read], ...] = (
     ("requests_routed", "Requests that were sent to the replica.", lambda r: r.num_routed),
@@ -65,7 +64,7 @@ class RoutingCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         models = self._models()
         yield from _families(CounterMetricFamily, _ROUTING, _replicas(models))
-        yield from collect_splits({m.name: m.engine.handover for m in models if isinstance(m.engine, FleetClient)})
+        yield from collect_splits({m.name: m.engine.handover for m in models if m.engine.handover is not None})
 
 
 class ReplicaCollector(Collector):
@@ -136,19 +135,18 @@ def missing_replicas(models: Iterable[LlmText]) -> str:
     """Say which replicas do not serve, of models that others serve; "" where there are none."""
     problems = []
     for model in models:
-        if isinstance(model.engine, FleetClient):
-            if model.engine.is_asleep:
-                problems.append(_sleep(model.name, model.engine))
-                continue
-            states = {each.name: _state(each) for each in model.engine.replicas}
-            missing = ", ".join(f"replica {name} {state}" for name, state in states.items() if state)
-            if missing:
-                num_serving = sum(not state for state in states.values())
-                problems.append(f"{num_serving} of {len(states)} replicas serve {model.name}: {missing}")
+        if model.engine.is_asleep:
+            problems.append(_sleep(model.name, model.engine))
+            continue
+        states = {each.name: _state(each) for each in model.engine.replicas if each.name}
+        missing = ", ".join(f"replica {name} {state}" for name, state in states.items() if state)
+        if missing:
+            num_serving = sum(not state for state in states.values())
+            problems.append(f"{num_serving} of {len(states)} replicas serve {model.name}: {missing}")
     return "; ".join(problems)
 
 
-def _sleep(name: str, fleet: FleetClient) -> str:
+def _sleep(name: str, fleet: Engine) -> str:
     if not fleet.num_held:
         return f"{name} is asleep: it has no engine until requests come"
     return f"{name} is waking: {fleet.num_held} requests wait for its first engine, for {fleet.waking_s:.0f} s so far"
@@ -165,8 +163,7 @@ def _state(replica: Replica) -> str:
 
 def _replicas(models: Iterable[LlmText]) -> list[tuple[str, Replica]]:
     """Return the replicas with the names of their models. Of two of one name, one leaves; the other is named."""
-    fleets = [(model.name, model.engine) for model in models if isinstance(model.engine, FleetClient)]
-    found = {(model, each.name): each for model, fleet in fleets for each in fleet.replicas}
+    found = {(model.name, each.name): each for model in models for each in model.engine.replicas if each.name}
     return [(model, each) for (model, _), each in found.items()]
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from sluice.gateway.telemetry.buckets import BucketTally
+from sluice.record.histogram import Histogram
 
 TTFT_BUCKETS_S = (0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 TPOT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
@@ -59,14 +59,14 @@ class RequestTally:
         "prompt_tokens",
     )
 
-    time_to_first_token: BucketTally
-    time_per_output_token: BucketTally
-    request_duration: BucketTally
-    inter_token_latency: BucketTally
-    decode_duration: BucketTally
-    prompt_length: BucketTally
-    output_length: BucketTally
-    max_tokens: BucketTally
+    time_to_first_token: Histogram
+    time_per_output_token: Histogram
+    request_duration: Histogram
+    inter_token_latency: Histogram
+    decode_duration: Histogram
+    prompt_length: Histogram
+    output_length: Histogram
+    max_tokens: Histogram
 
     def __init__(self) -> None:
         self.num_open = 0
@@ -81,14 +81,14 @@ class RequestTally:
         self.goodput: Counter[str] = Counter({MET: 0, MISSED: 0})
         self.misses: Counter[str] = Counter()
         """Requests by whether they met all targets, shown from 0 on as rates need it; by target that they missed."""
-        self.failed_durations: dict[str, BucketTally] = {}
+        self.failed_durations: dict[str, Histogram] = {}
         """Durations of the requests that did not end by themselves, by outcome; they are in `request_duration` too."""
         for name, bounds in HISTOGRAMS.items():
-            setattr(self, name, BucketTally(bounds))
+            setattr(self, name, Histogram(bounds))
 
     def add_failure(self, outcome: str, seconds: float) -> None:
         """Count a request that did not end by itself."""
-        self.failed_durations.setdefault(outcome, BucketTally(DURATION_BUCKETS_S)).observe(seconds)
+        self.failed_durations.setdefault(outcome, Histogram(DURATION_BUCKETS_S)).add(seconds)
 
     def judge(self, missed: list[str]) -> None:
         """Count a request by the targets that it missed."""

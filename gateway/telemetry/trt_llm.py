@@ -20,7 +20,7 @@ from sluice.serving.model import Model
 
 if TYPE_CHECKING:  # heavy to import, and the server listens before it is
     from sluice.pipelines.llm.text import LlmText
-    from sluice.serving.latencies import Histogram
+    from sluice.record.histogram import Histogram
 
 _US_PER_S = 1_000_000
 _BATCH_FIELDS = {"num_active", "num_scheduled", "num_context", "num_generation", "num_paused", "context_tokens"}

@@ -1,1 +1,1 @@
-"""Traces: recordings of requests, which of them are kept, and where they go."""
+"""Which requests are recorded and kept, and profiles of the server."""

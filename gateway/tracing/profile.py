@@ -9,7 +9,7 @@ from typing import Any
 
 from sluice.engine.frames import ProfiledStep
 from sluice.gateway.tracing.loop_profile import LoopProfile
-from sluice.spans import Recording, Span
+from sluice.record.spans import Recording, Span
 
 Event = dict[str, Any]
 _GATEWAY, _LOOP, _STEPS = 1, 1, 1

@@ -1,16 +1,15 @@
 """The tracer: begins the recording of each request, decides which are kept, and hands those on."""
 
 from collections.abc import Iterable
-from contextvars import ContextVar
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sluice.gateway.tracing.timelines import TimelineRing
 from sluice.pipelines.text.model import may_generate
+from sluice.record.spans import Attributes, Recording, Span, current_span, remote_parent
+from sluice.record.timelines import TimelineRing
 from sluice.serving.model import Model
-from sluice.spans import Attributes, Recording, RemoteParent, Span, current_span, parse_traceparent
 
 _NS_PER_S = 1_000_000_000
 _RATIO_BITS = (1 << 64) - 1
@@ -44,15 +43,13 @@ class Tracer(Collector):
         `slow_s` keeps every other request too that takes longer."""
         self.timelines = timelines
         self.sink = sink
-        self.reads_parents = False
-        """Whether `remote_parent` is to be set for each request, also where nobody records."""
         self._bound = round(sample_rate * (_RATIO_BITS + 1))
         self._slow_s = slow_s
 
     @property
     def is_active(self) -> bool:
         """Whether requests are recorded at all."""
-        return self.sink is not None or self.timelines is not None or self.reads_parents
+        return self.sink is not None or self.timelines is not None
 
     @property
     def is_exporting(self) -> bool:
@@ -63,13 +60,11 @@ class Tracer(Collector):
         """Whether requests to `model` are recorded: where no trace is sent, those alone that may have a timeline."""
         return self.sink is not None or (self.timelines is not None and may_generate(model))
 
-    def open(
-        self, name: str, request_id: str, attributes: Attributes, parent: RemoteParent | None, started_ns: int = 0
-    ) -> Span | None:
+    def open(self, name: str, request_id: str, attributes: Attributes, started_ns: int = 0) -> Span | None:
         """Begin the recording of a request, and make its root the current span; None where it is not recorded."""
-        remote_parent.set(parent)
         if self.sink is None and self.timelines is None:
             return None
+        parent = remote_parent.get()
         recording = Recording(
             name,
             request_id,
@@ -103,30 +98,15 @@ class Tracer(Collector):
         """Return the families of the spans that went to the collector, and of those that did not."""
         if self.sink is None:
             return
-        exported = CounterMetricFamily("sluice_trace_spans_exported", "Spans that a trace collector took.")
-        exported.add_metric((), self.sink.num_exported)
-        lost = CounterMetricFamily(
-            "sluice_trace_spans_lost", "Spans that were lost, because the trace collector did not take them in time."
-        )
-        lost.add_metric((), self.sink.num_lost)
-        yield from (exported, lost)
+        text = "Spans that a trace collector took."
+        yield CounterMetricFamily("sluice_trace_spans_exported", text, self.sink.num_exported)
+        text = "Spans that were lost, because the trace collector did not take them in time."
+        yield CounterMetricFamily("sluice_trace_spans_lost", text, self.sink.num_lost)
 
     async def close(self) -> None:
         """Send what is left. Idempotent."""
         if self.sink is not None:
             await self.sink.close()
-
-
-def read_parent(find_header: "FindHeader") -> RemoteParent | None:
-    """Return the span that a request was sent by, from its headers or metadata; None where they name none."""
-    traceparent = find_header("traceparent")
-    return parse_traceparent(traceparent, find_header("tracestate") or "") if traceparent else None
-
-
-class FindHeader(Protocol):
-    """Finds a header by its name in lower case."""
-
-    def __call__(self, name: str, /) -> str | None: ...
 
 
 def finish_root(root: Span, status: int | None, *, is_failure: bool) -> None:
@@ -136,7 +116,3 @@ def finish_root(root: Span, status: int | None, *, is_failure: bool) -> None:
     elif is_failure and not root.error:
         root.error = f"status {status}"
     root.end()
-
-
-remote_parent: ContextVar[RemoteParent | None] = ContextVar("remote_parent", default=None)
-"""The span that sent the request, or the stream of requests, that this task works for."""

@@ -28,10 +28,6 @@ class ForwardedHeaders:
     def __bool__(self) -> bool:
         return self._pattern is not None
 
-    def are_any(self, names: Iterable[str]) -> bool:
-        """Whether a header with one of the names is forwarded."""
-        return self._pattern is not None and any(map(self._pattern.search, names))
-
     def choose(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         """Return the headers that are forwarded. Raises INVALID for the name of a parameter with its own meaning."""
         if self._pattern is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.calls import is_visible, note_model
 from sluice.gateway.path_masking import hide_paths
-from sluice.gateway.v2.server import V2Service
+from sluice.gateway.v2.server import V2Server
 from sluice.serving.backend import LoadOverrides
 from sluice.serving.repository.managed_model import IndexEntry
 
@@ -30,7 +30,7 @@ class LoadRequest:
 
 
 def build_load(
-    service: V2Service, config_json: str | None, files: Sequence[tuple[str, bytes]], adapter: Mapping[str, str]
+    server: V2Server, config_json: str | None, files: Sequence[tuple[str, bytes]], adapter: Mapping[str, str]
 ) -> LoadRequest:
     """Return a load request of its parameters. Raises INVALID for those that do not go together, FORBIDDEN for files
     where the server takes none."""
@@ -41,7 +41,7 @@ def build_load(
     if adapter and (has_overrides or LORA_PATH not in adapter):
         text = f"a LoRA adapter is loaded with '{LORA_PATH}' and, if its name does not say its model, '{BASE_MODEL}'"
         raise invalid(LORA_PATH, f"{text}; neither goes with 'config' or files")
-    if files and not service.takes_model_files:
+    if files and not server.takes_model_files:
         text = (
             f"load parameter 'file:{files[0][0]}' is refused: a model's files may be code that the server would run, "
             "and it takes them from clients only with --allow-model-file-override=true"
@@ -51,30 +51,30 @@ def build_load(
     return LoadRequest(overrides, adapter.get(LORA_PATH), adapter.get(BASE_MODEL, ""))
 
 
-async def load_model(service: V2Service, name: str, request: LoadRequest) -> None:
+async def load_model(server: V2Server, name: str, request: LoadRequest) -> None:
     """Load or reload a model or an adapter. Raises SluiceError."""
     if request.lora_path is None:
         note_model(name)
-        await service.repository.load(name, request.overrides)
+        await server.repository.load(name, request.overrides)
     else:
-        await service.adapters.load(name, request.lora_path, request.base_model, replaces=True)
+        await server.adapters.load(name, request.lora_path, request.base_model, replaces=True)
 
 
-async def unload_model(service: V2Service, name: str, base_model: str, unload_dependents: bool) -> None:
+async def unload_model(server: V2Server, name: str, base_model: str, unload_dependents: bool) -> None:
     """Unload a model; or an adapter, where `base_model` has it or no model has this name. Raises SluiceError."""
-    is_model = any(model.name == name for model in service.repository.models())
-    if base_model or (not is_model and service.adapters.is_known(name)):
-        await service.adapters.unload(name, base_model)
+    is_model = any(model.name == name for model in server.repository.models())
+    if base_model or (not is_model and server.adapters.is_known(name)):
+        await server.adapters.unload(name, base_model)
     else:
         note_model(name)
-        await service.repository.unload(name, unload_dependents)
+        await server.repository.unload(name, unload_dependents)
 
 
-async def index_rows(service: V2Service, ready_only: bool) -> list[dict[str, str]]:
+async def index_rows(server: V2Server, ready_only: bool) -> list[dict[str, str]]:
     """Read the repository, and return every model, or those that are ready, and every adapter."""
-    await service.repository.refresh()
-    models = (entry for entry in service.repository.index(ready_only) if is_visible(entry.name))
-    adapters = (entry for entry in service.adapters.index() if is_visible(*entry.name.rpartition(":")[::2]))
+    await server.repository.refresh()
+    models = (entry for entry in server.repository.index(ready_only) if is_visible(entry.name))
+    adapters = (entry for entry in server.adapters.index() if is_visible(*entry.name.rpartition(":")[::2]))
     return [index_row(entry) for entry in (*models, *adapters)]
 
 

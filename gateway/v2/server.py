@@ -1,24 +1,25 @@
-"""The server as the v2 protocol sees it, over HTTP and gRPC alike: what it needs, and how it describes itself.
+"""The server as the v2 protocol sees it, over HTTP and gRPC alike: its parts, and how it describes itself.
 
 Descriptions are plain values in Triton's order of members, fit for JSON and for protobuf's constructors.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.adapters import RuntimeAdapters
 from sluice.gateway.calls import CallLog
+from sluice.gateway.health import ServerHealth
+from sluice.gateway.models import ModelFinder
 from sluice.gateway.tracing.tracer import Tracer
 from sluice.gateway.v2.log_settings import LogSettings
 from sluice.gateway.v2.shared_memory import SharedMemoryRegistry
 from sluice.gateway.v2.trace import TraceSettings
-from sluice.serving.backend import LoadOverrides
 from sluice.serving.model import Model
-from sluice.serving.repository.managed_model import IndexEntry
-from sluice.serving.repository.routing import Routing
-from sluice.serving.request import LATEST, InferRequest
+from sluice.serving.repository.repository import ModelRepository
+from sluice.serving.request import LATEST
 from sluice.serving.spec import TensorSpec
 from sluice.serving.statistics import BatchStatistics, Duration, InferStatistics, ResponseStatistics
 
@@ -49,66 +50,36 @@ _MAX_DIGITS = 4000
 """More digits than any version has, and fewer than Python refuses to read."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerIdentity:
-    """The server's name, version and extensions, as its metadata show them."""
+@dataclass(eq=False)
+class V2Server:
+    """The parts of a server that the v2 protocol reads and changes."""
 
+    models: ModelFinder
+    repository: ModelRepository
+    health: ServerHealth
+    calls: CallLog
+    tracer: Tracer
+    trace: TraceSettings
+    log_settings: LogSettings
+    shared_memory: SharedMemoryRegistry
+    adapters: RuntimeAdapters
     name: str
-    version: str
-    extensions: tuple[str, ...] = EXTENSIONS
+    takes_model_files: bool = False
+    """Whether clients may load models with files of their own."""
 
+    def is_model_ready(self, name: str, version: int = LATEST) -> bool:
+        """Whether that version is loaded and would serve now; for an adapter, whether its model is."""
+        try:
+            return self.models.find(self.adapters.base_of(name) or name, version).is_ready
+        except SluiceError:
+            return False
 
-class V2Repository(Protocol):
-    """The loaded models and the calls that change them."""
-
-    def versions(self, name: str) -> list[Model]: ...
-    def models(self) -> list[Model]: ...
-    def routing(self, name: str) -> Routing: ...
-    def set_weights(self, name: str, weights: Mapping[int, float] | None) -> None: ...
-    async def refresh(self) -> None: ...
-    def index(self, ready_only: bool) -> list[IndexEntry]: ...
-    async def load(self, name: str, overrides: LoadOverrides | None) -> None: ...
-    async def unload(self, name: str, unload_dependents: bool) -> None: ...
-
-
-class V2Adapters(Protocol):
-    """The LoRA adapters of language models, and the calls that change them."""
-
-    def index(self) -> list[IndexEntry]: ...
-    def is_known(self, name: str) -> bool: ...
-    async def load(self, name: str, path: str, base: str, *, replaces: bool) -> str: ...
-    async def unload(self, name: str, base: str) -> str: ...
-
-
-class V2Service(Protocol):
-    """The parts of the service that the v2 protocol calls."""
-
-    @property
-    def calls(self) -> CallLog: ...
-    @property
-    def identity(self) -> ServerIdentity: ...
-    @property
-    def repository(self) -> V2Repository: ...
-    @property
-    def adapters(self) -> V2Adapters: ...
-    @property
-    def shared_memory(self) -> SharedMemoryRegistry: ...
-    @property
-    def trace(self) -> TraceSettings: ...
-    @property
-    def tracer(self) -> Tracer: ...
-    @property
-    def log_settings(self) -> LogSettings: ...
-    @property
-    def takes_model_files(self) -> bool: ...
-
-    def find(self, name: str, version: int = -1) -> Model: ...
-    def route(self, name: str, version: int = -1, key: str = "") -> Model: ...
-    def has_weights(self, name: str) -> bool: ...
-    def route_sequence(self, model: Model, request: InferRequest, version: int, key: str = "") -> Model: ...
-    def is_live(self) -> bool: ...
-    def is_ready(self) -> bool: ...
-    def is_model_ready(self, name: str, version: int) -> bool: ...
+    async def close(self) -> None:
+        """Free shared memory, write and send the traces that are left, and restore the log."""
+        self.shared_memory.close()
+        self.trace.close()
+        await self.trace.close_collector()
+        self.log_settings.close()
 
 
 def parse_version(text: str) -> int:
@@ -128,8 +99,8 @@ def parse_version(text: str) -> int:
     return version
 
 
-def server_metadata(identity: ServerIdentity) -> dict[str, Any]:
-    return {"name": identity.name, "version": identity.version, "extensions": list(identity.extensions)}
+def server_metadata(name: str) -> dict[str, Any]:
+    return {"name": name, "version": PROTOCOL_VERSION, "extensions": list(EXTENSIONS)}
 
 
 def model_metadata(model: Model, versions: Sequence[int]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 from sluice.errors import invalid
-from sluice.gateway.tracing.tracer import remote_parent
-from sluice.gateway.v2.trace_steps import StepTrace, find_steps
+from sluice.gateway.v2.trace_spans import TracesAsSpans
+from sluice.gateway.v2.trace_steps import Record, TracedModel, find_steps, to_records
 from sluice.gateway.v2.trace_values import (
     CLEARED,
     LEVELS,
@@ -23,14 +23,13 @@ from sluice.gateway.v2.trace_values import (
     TraceValue,
     parse_setting,
 )
+from sluice.record.spans import Attributes, Recording, Span, current_span, remote_parent
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model
 from sluice.serving.request import InferRequest
 from sluice.serving.tensors.tensor import Tensor
-from sluice.spans import Recording, RemoteParent, Span, current_span
 
 log = logging.getLogger(__name__)
-Record = dict[str, object]
 _MAX_KEPT = 1000
 """Most traces that wait in memory for their group; where groups have no size, they go to the file then."""
 _ENSEMBLE = "ensemble"
@@ -45,36 +44,30 @@ class Trace:
         levels: frozenset[str],
         model: Model,
         request: InferRequest,
-        done: Callable[["Trace"], None],
+        done: Callable[[list[TracedModel]], None],
     ) -> None:
-        """`choose_number` numbers this trace and those of its steps; `done` is called once, when it is complete."""
+        """`choose_number` numbers this trace and those of its steps; `done` gets them once, when it is complete."""
         self._choose_number = choose_number
-        self._number = number = choose_number()
         self._levels = levels
         self._has_computation = model.spec.platform != _ENSEMBLE
         """Triton's ensembles compute nothing themselves."""
-        self._done: Callable[[Trace], None] | None = done
+        self._done: Callable[[list[TracedModel]], None] | None = done
+        self._root = Recording("trace", request.id, {}, _forget).root
         self._job_span: Span | None = None
-        self.steps: list[StepTrace] = []
-        """The traces of what the job has asked other models, once this one is complete."""
-        head: Record = {"id": number, "model_name": model.name, "model_version": model.version}
-        if request.id:
-            head["request_id"] = request.id
-        self.records: list[Record] = [head]
+        self._own = TracedModel(choose_number(), 0, model.name, model.version, self._root.events, request.id)
         self.capture_tensors("TENSOR_QUEUE_INPUT", list(request.inputs.values()))
 
-    def capture(self, name: str, at_ns: int | None = None) -> None:
+    def capture(self, name: str, at_ns: int = 0) -> None:
         """Note that `name` (HTTP_RECV_START …) happened, by default now."""
         if "TIMESTAMPS" in self._levels:
-            at_ns = perf_counter_ns() if at_ns is None else at_ns
-            self.records.append({"id": self._number, "timestamps": [{"name": name, "ns": at_ns}]})
+            self._root.note(name, at_ns=at_ns)
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Note the steps of the job that is submitted within the context: in the spans of whoever records the request
-        anyway, else in some of their own."""
+        anyway, else in the trace's own."""
         before = current_span.get()
-        above = before or Recording("steps", "", {}, _forget).root
+        above = before or self._root
         num_spans = len(above.recording.spans)
         current_span.set(above)
         try:
@@ -88,7 +81,7 @@ class Trace:
         """Note the values of `tensors` (TENSOR_QUEUE_INPUT, TENSOR_BACKEND_OUTPUT)."""
         if "TENSORS" in self._levels:
             for tensor in tensors:
-                self.records.append({"id": self._number, "activity": activity, "tensor": _describe_tensor(tensor)})
+                self._root.note(activity, _describe_tensor(tensor))
 
     def capture_job(self, job: InferJob) -> None:
         """Note where the job's time went. Points that it did not pass are left out."""
@@ -108,9 +101,8 @@ class Trace:
         """Hand over the trace: the request has ended. Idempotent."""
         done, self._done = self._done, None
         if done is not None:
-            if self._job_span is not None:
-                self.steps = list(find_steps(self._job_span, self._number, self._choose_number))
-            done(self)
+            steps = () if self._job_span is None else find_steps(self._job_span, self._own.number, self._choose_number)
+            done([self._own, *steps])
 
 
 def _forget(_: Recording) -> None:
@@ -125,7 +117,7 @@ def following(trace: Trace | None) -> AbstractContextManager[None]:
     return _UNTRACED if trace is None else trace.following()
 
 
-def _describe_tensor(tensor: Tensor) -> Record:
+def _describe_tensor(tensor: Tensor) -> Attributes:
     elements = tensor.array.ravel().tolist()
     if tensor.datatype == "BYTES":
         data = ",".join(f'"{element.decode(errors="replace")}"' for element in elements)
@@ -169,24 +161,11 @@ def _json(records: list[Record]) -> str:
     return ",".join(json.dumps(record, separators=(",", ":")) for record in records)
 
 
-class TraceCollector(Protocol):
-    """Takes traces in the mode `opentelemetry`."""
-
-    settings: dict[str, TraceValue]
-    """The options of that mode, by Triton's names."""
-
-    def put(self, parent: RemoteParent | None, trace: Trace) -> None:
-        """Take a finished trace, with the span that its request was sent by."""
-
-    async def close(self) -> None:
-        """Send what is left, for a short time."""
-
-
 class TraceSettings:
     """The setting for all models, and for single models their differences from it."""
 
     def __init__(
-        self, file: str = "", defaults: TraceSetting | None = None, collector: TraceCollector | None = None
+        self, file: str = "", defaults: TraceSetting | None = None, collector: TracesAsSpans | None = None
     ) -> None:
         """`file` is the path that traces are written to; without one tracing cannot be switched on. With a `collector`
         they go there instead: Triton's mode `opentelemetry`."""
@@ -246,11 +225,6 @@ class TraceSettings:
         """Whether any request may be traced."""
         may_continue = self._collector is not None and bool(self._all.setting.levels)
         return self._all.is_on or may_continue or bool(self._models)
-
-    @property
-    def reads_parents(self) -> bool:
-        """Whether the spans that requests were sent by are of interest."""
-        return self._collector is not None
 
     def close(self) -> None:
         """Write the traces that are still in memory."""
@@ -338,10 +312,10 @@ class _Sampling:
         self._num_open += 1
         return True
 
-    def collect(self, trace: Trace) -> None:
-        """Take a finished trace; write the group that it completes."""
+    def collect(self, traced: list[TracedModel]) -> None:
+        """Take a finished trace with its steps; write the group that it completes."""
         self._num_open -= 1
-        self._kept.append([*trace.records, *(record for step in trace.steps for record in step.records())])
+        self._kept.append([record for each in traced for record in to_records(each)])
         frequency = self.setting.log_frequency
         is_last = self.count_left == 0 and self._num_open == 0
         if is_last or 0 < frequency <= len(self._kept):

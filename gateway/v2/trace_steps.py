@@ -4,44 +4,50 @@ of its own, which names the one that it belongs to."""
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from sluice.spans import Span
+from sluice.record.spans import Span, SpanEvent
 
+Record = dict[str, object]
 _COMPUTE = ("compute_input", "compute_infer", "compute_output")
 
 
-class StepTrace(NamedTuple):
-    """The trace of one step: its number, that of the trace above it, its model, and when it passed which point."""
+class TracedModel(NamedTuple):
+    """The trace of one request to one model. `parent` is the number of the trace above it, 0 for none."""
 
     number: int
     parent: int
-    model_name: str
-    model_version: int
-    times: list[tuple[str, int]]
-
-    def records(self) -> list[dict[str, object]]:
-        """Return it as Triton's JSON has it."""
-        head = {"id": self.number, "model_name": self.model_name, "model_version": self.model_version}
-        times = [{"id": self.number, "timestamps": [{"name": name, "ns": at_ns}]} for name, at_ns in self.times]
-        return [head | {"parent_id": self.parent}, *times]
+    name: str
+    version: int
+    events: list[SpanEvent]
+    """The points that it has passed, and the tensors that it was seen with, as attributes."""
+    request_id: str = ""
 
 
-def find_steps(job: Span, number: int, choose_number: Callable[[], int]) -> Iterator[StepTrace]:
+def to_records(traced: TracedModel) -> Iterator[Record]:
+    """Yield a trace as Triton's JSON has it."""
+    yield {"id": traced.number, "model_name": traced.name, "model_version": traced.version, **_references(traced)}
+    for name, at_ns, tensor in traced.events:
+        if tensor:
+            yield {"id": traced.number, "activity": name, "tensor": tensor}
+        else:
+            yield {"id": traced.number, "timestamps": [{"name": name, "ns": at_ns}]}
+
+
+def _references(traced: TracedModel) -> Record:
+    if traced.parent:
+        return {"parent_id": traced.parent}
+    return {"request_id": traced.request_id} if traced.request_id else {}
+
+
+def find_steps(job: Span, number: int, choose_number: Callable[[], int]) -> Iterator[TracedModel]:
     """Yield the steps within the span of a job, whose trace has `number`; those above others first."""
     numbers = {job.span_id: number}
     for span in job.recording.spans:  # in the order in which they have begun
-        parent = _number_above(span, numbers)
+        parent = next((numbers[above.span_id] for above in span.around() if above.span_id in numbers), 0)
         if parent and span.name == f"infer {span.attributes.get('sluice.model')}":
             numbers[span.span_id] = choose_number()
             name, version = str(span.attributes["sluice.model"]), int(str(span.attributes["sluice.model_version"]))
-            yield StepTrace(numbers[span.span_id], parent, name, version, list(_find_times(span)))
-
-
-def _number_above(span: Span, numbers: dict[int, int]) -> int:
-    """Return the number of the innermost trace around a span; 0 for a span outside of the job."""
-    above = span.parent
-    while above is not None and above.span_id not in numbers:
-        above = above.parent
-    return 0 if above is None else numbers[above.span_id]
+            events = [SpanEvent(point, at_ns, {}) for point, at_ns in _find_times(span)]
+            yield TracedModel(numbers[span.span_id], parent, name, version, events)
 
 
 def _find_times(span: Span) -> Iterator[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """The host's end of forwarded requests: answers them from its own application."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -87,7 +88,7 @@ def _scope(begin: Begin, answer: "_Answer") -> Scope:
         "client": begin.client,
         "server": None,
         "state": {},
-        "extensions": {NAMES_AS_SENT: {"names": begin.names}, PIECE_WRITER: answer.write},
+        "extensions": {NAMES_AS_SENT: {"names": begin.names}, PIECE_WRITER: answer},
     }
 
 
@@ -98,6 +99,7 @@ class _Answer:
         self._wire = wire
         self._has_body = False
         self.is_complete = False
+        self.count: Callable[[bytes], None] | None = None
 
     async def receive(self) -> Message:
         if not self._has_body:
@@ -118,9 +120,19 @@ class _Answer:
         await self._wire.write(Piece(message.get("body", b""), self.is_complete))
 
     async def write(self, piece: bytes) -> None:
-        """Write a piece of an answer that goes on."""
+        """Write a piece of an answer that goes on, as a `PieceWriter` does."""
+        await self.drain()
+        self.write_now(piece)
+
+    def write_now(self, piece: bytes) -> bool:
         if piece:
-            await self._wire.write(Piece(piece, is_last=False))
+            if self.count is not None:
+                self.count(piece)
+            self._wire.send(Piece(piece, is_last=False))
+        return not self._wire.is_full
+
+    async def drain(self) -> None:
+        await self._wire.drain()
 
     async def read_rest(self) -> bool:
         """Read what the application did not want of the body. Returns whether it ended."""

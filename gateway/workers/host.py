@@ -18,8 +18,7 @@ from sluice.engine.fleet.membership.members import Member
 from sluice.errors import SluiceError
 from sluice.gateway.live_requests import LiveRequest
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
-from sluice.gateway.tracing.timelines import Timeline, TimelineOwner
+from sluice.gateway.server import Server
 from sluice.gateway.workers.answering import ForwardedServer
 from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, worker_families
 from sluice.gateway.workers.messages import Welcome
@@ -27,6 +26,8 @@ from sluice.gateway.workers.slot import Slot, WorkerMaker
 from sluice.log_relay import collecting_socket
 from sluice.pipelines.llm.model import LlmModel, llm_text_of
 from sluice.pipelines.llm.sharing import SharedModel, describe_shared
+from sluice.record.timelines import Timeline, TimelineOwner
+from sluice.serving.repository.repository import ModelRepository
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,19 @@ def _described(models: SharedModels) -> dict[str, tuple[Member, ...]]:
     return {id_: shared.members for id_, (shared, _) in models.items()}
 
 
+def _find_shared(repository: ModelRepository) -> SharedModels:
+    """Return the language models that workers may serve, by id: those that a name alone chooses."""
+    found = {}
+    for name in {each.name for each in repository.models() if llm_text_of(each) is not None}:
+        with suppress(SluiceError):
+            model = repository.find(name)
+            if isinstance(model, LlmModel) and not repository.has_weights(name):
+                shared = describe_shared(model)
+                if shared is not None:
+                    found[shared.id] = shared, model
+    return found
+
+
 class WorkerPool(Collector):
     """The workers of one server, one for each socket of the shared port. Belongs to the event loop.
 
@@ -53,42 +67,36 @@ class WorkerPool(Collector):
         config: ServeConfig,
         listeners: Iterable[socket.socket],
         folder: Path,
-        service: InferenceService,
-        app: ASGIApp,
     ) -> None:
-        """`folder` takes the sockets; `app` is the host's application."""
-        self._service = service
-        self._timeout_s = config.shutdown.exit_timeout_s
-        self._requests = ForwardedServer(app, folder / "requests")
+        """`folder` takes the sockets."""
+        self._config = config
+        self._listeners = listeners
+        self._socket = folder / "requests"
         self._counts = WorkerCounts()
-        assert service.quotas is not None
-        maker = WorkerMaker(
-            Welcome(0, pickle.dumps(config), str(folder / "requests"), collecting_socket()),
-            self._counts,
-            service.quotas,
-            config.shutdown.heartbeat_timeout_s,
-        )
-        self._slots = [Slot(number, each, app, maker) for number, each in enumerate(listeners, 1)]
+        self._requests: ForwardedServer | None = None
+        self._slots: list[Slot] = []
         self._shared: SharedModels = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._restarting: asyncio.Task[None] | None = None
-        self._registry = SummedRegistry(service.metrics.registry, self._counts)
-        service.metrics.registry.register(self)
-        service.notices.append(self._problem)
-        service.live.elsewhere = service.timelines.elsewhere = self
-        service.counted_elsewhere = self._counts.families
-        service.gather = self.gather
 
-    async def start(self) -> None:
-        """Take requests from now on, and start the workers."""
+    async def start(self, app: ASGIApp, server: Server) -> None:
+        """Take requests from now on, and start the workers of the host `server`, whose application is `app`."""
+        quotas = server.accounts.quotas
+        assert quotas is not None
+        welcome = Welcome(0, pickle.dumps(self._config), str(self._socket), collecting_socket())
+        maker = WorkerMaker(welcome, self._counts, quotas, self._config.shutdown.heartbeat_timeout_s)
+        self._slots = [Slot(number, each, app, maker) for number, each in enumerate(self._listeners, 1)]
+        server.rooms.join(self, notice=self._problem)
+        self._requests = ForwardedServer(app, self._socket)
         await self._requests.start()
         for each in self._slots:
             each.start()
-        self._tasks = [asyncio.create_task(self._follow_models(), name="shared-models")]
+        following = self._follow_models(server.plane.repository)
+        self._tasks = [asyncio.create_task(following, name="shared-models")]
 
-    async def wait_ready(self, timeout_s: float) -> bool:
+    async def wait_ready(self, repository: ModelRepository, timeout_s: float) -> bool:
         """Wait until each worker serves the models that there are. Returns whether all do within `timeout_s`."""
-        self._publish_models()
+        self._publish_models(repository)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(each.wait_serving() for each in self._slots))
@@ -107,36 +115,28 @@ class WorkerPool(Collector):
                 return
         log.info("all %d HTTP workers are replaced", len(self._slots))
 
-    async def _follow_models(self) -> None:
+    async def _follow_models(self, repository: ModelRepository) -> None:
         while True:
-            self._publish_models()
+            self._publish_models(repository)
             await asyncio.sleep(_LOOK_S)
 
-    def _publish_models(self) -> None:
-        shared = self._find_shared()
+    def _publish_models(self, repository: ModelRepository) -> None:
+        shared = _find_shared(repository)
         if _described(shared) != _described(self._shared):
             self._shared = shared
             for each in self._slots:
                 each.serve(shared)
 
-    def _find_shared(self) -> SharedModels:
-        """Return the language models that workers may serve, by id: those that a name alone chooses."""
-        repository, found = self._service.repository, {}
-        for name in {each.name for each in repository.models() if llm_text_of(each) is not None}:
-            with suppress(SluiceError):
-                model = repository.find(name)
-                if isinstance(model, LlmModel) and not repository.has_weights(name):
-                    shared = describe_shared(model)
-                    if shared is not None:
-                        found[shared.id] = shared, model
-        return found
-
     # --- metrics ---
 
-    async def gather(self) -> CollectorRegistry:
-        """Return the registry of the whole server, as it is now."""
+    def families(self) -> list[Metric]:
+        """Return what the workers have counted until a moment ago."""
+        return self._counts.families()
+
+    async def gather(self, own: CollectorRegistry) -> CollectorRegistry:
+        """Return the registry of the whole server, as it is now; `own` is the host's."""
         await asyncio.gather(*(worker.ask_counts(_COUNTS_S) for each in self._slots for worker in each.workers()))
-        return self._registry
+        return SummedRegistry(own, self._counts)
 
     def collect(self) -> Iterable[Metric]:
         return worker_families(sum(s.is_serving for s in self._slots), sum(s.num_losses for s in self._slots))
@@ -185,7 +185,8 @@ class WorkerPool(Collector):
         """Give workers `timeout_s` to end, then end them."""
         self.begin_stop()
         await asyncio.gather(*(each.stop(timeout_s) for each in self._slots))
-        await self._requests.stop(timeout_s)
+        if self._requests is not None:
+            await self._requests.stop(timeout_s)
 
     def kill(self) -> None:
         """End all workers now."""

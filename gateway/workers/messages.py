@@ -4,8 +4,8 @@ import msgspec
 
 from sluice.gateway.live_requests import LiveRequest
 from sluice.gateway.quotas.account import Charge, Party
-from sluice.gateway.tracing.timelines import Timeline, TimelineOwner
 from sluice.pipelines.llm.sharing import SharedModel
+from sluice.record.timelines import Timeline, TimelineOwner
 
 Header = tuple[bytes, bytes]
 

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from sluice.engine.fleet.membership.pushed import PushedMembership
+from sluice.engine.fleet.membership.members import PushedMembership
 from sluice.errors import SluiceError
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
+from sluice.gateway.server import Server
 from sluice.gateway.workers.messages import Linked
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.llm.sharing import AttachSettings, SharedModel, attach_model
@@ -20,9 +20,10 @@ _RETRY_S = 5.0
 class LinkedModels:
     """The names of the models that a worker serves now. Belongs to the event loop."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig, send: Callable[[Linked], None]) -> None:
+    def __init__(self, server: Server, config: ServeConfig, send: Callable[[Linked], None]) -> None:
         """`send` tells the host which models are in use."""
-        self._service = service
+        self._repository = server.plane.repository
+        self._metrics = server.metrics
         self._config = config
         self._send = send
         self._wanted: dict[str, SharedModel] = {}
@@ -73,7 +74,7 @@ class LinkedModels:
         self._send(Linked(attached, [id_ for id_ in self._used if id_ not in attached]))
 
     async def _attach(self, shared: SharedModel) -> None:
-        metrics, limits, shutdown = self._service.metrics, self._config.request_limits(), self._config.shutdown
+        metrics, limits, shutdown = self._metrics, self._config.request_limits(), self._config.shutdown
         settings = AttachSettings(shutdown.heartbeat_timeout_s, shutdown.exit_timeout_s, self._config.fleet.wake())
         membership = self._memberships.get(shared.id)
         try:
@@ -83,7 +84,7 @@ class LinkedModels:
             asyncio.get_running_loop().call_later(_RETRY_S, self._has_changed.set)
             return
         self._used[shared.id] = model
-        self._service.repository.add(model)
+        self._repository.add(model)
         self._names[shared.name] = shared.id
 
     def _leave(self, name: str, id_: str) -> None:
@@ -91,7 +92,7 @@ class LinkedModels:
         model = self._used[id_]
         assert model is not None
         del self._names[name]
-        self._service.repository.remove(model)
+        self._repository.remove(model)
         ending = asyncio.create_task(self._end(id_, model), name=f"leave {name}")
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
@@ -106,7 +107,7 @@ class LinkedModels:
         """Leave all engines. Open requests end in an error."""
         for model in list(self._used.values()):
             if model is not None:
-                self._service.repository.remove(model)
+                self._repository.remove(model)
                 await model.close()
         if self._endings:
             await asyncio.wait(self._endings)

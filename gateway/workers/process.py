@@ -11,7 +11,6 @@ from time import monotonic
 
 import msgspec
 
-from sluice.gateway.tracing.timelines import Timeline, TimelineOwner
 from sluice.gateway.workers.counts import WorkerCounts
 from sluice.gateway.workers.messages import (
     AskCounts,
@@ -32,6 +31,7 @@ from sluice.gateway.workers.quotas import QuotaDesk
 from sluice.gateway.workers.wire import Wire
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.llm.sharing import SharedModel
+from sluice.record.timelines import Timeline, TimelineOwner
 
 log = logging.getLogger(__name__)
 

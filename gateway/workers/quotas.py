@@ -5,36 +5,22 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal
-from sluice.gateway.quotas.store import QuotaStore, settle_whole, wall_ms
+from sluice.gateway.quotas.account import Account, Accounts, Charge, Hold, Refusal
+from sluice.gateway.quotas.store import QuotaStore, SeenAccounts, settle_whole
 from sluice.gateway.workers.messages import AccountState, Decision, Refused, Reserve, Settle
 
-_MAX_SEEN = 50_000
 
-
-class HostQuotas:
+class HostQuotas(SeenAccounts):
     """Asks the host, over the link of this worker. Belongs to the event loop."""
 
     problem = ""
 
     def __init__(self, send: Callable[[Reserve | Settle], None]) -> None:
         """`send` takes the messages to the host."""
-        self.generation = 0
+        super().__init__()
         self._send = send
-        self._seen: dict[str, Account] = {}
         self._numbers = itertools.count(1)
         self._open: dict[int, asyncio.Future[Decision]] = {}
-
-    def open(self, party: Party) -> Account:
-        found = self._seen.get(party.address)
-        if found is None:
-            if len(self._seen) >= _MAX_SEEN:
-                self._seen.clear()
-                self.generation += 1
-            found = self._seen[party.address] = Account(party)
-            found.advance(wall_ms())
-        found.party = party
-        return found
 
     def accounts(self) -> Iterator[Account]:
         """Yield nothing: the host shows how much of each limit is used."""

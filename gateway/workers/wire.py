@@ -55,6 +55,15 @@ class Wire(asyncio.Protocol, Generic[T]):
     async def write(self, message: object) -> None:
         """Write a message, and wait while the other end reads too slowly."""
         self.send(message)
+        await self.drain()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the other end reads too slowly, so that `drain` would wait."""
+        return self._room is not None
+
+    async def drain(self) -> None:
+        """Wait while the other end reads too slowly."""
         if self._room is not None:
             await asyncio.shield(self._room)
 

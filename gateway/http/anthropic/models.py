@@ -9,7 +9,7 @@ from fastapi import Request, Response
 from sluice.errors import SluiceError, invalid
 from sluice.gateway.http.bodies import json_response
 from sluice.gateway.http.errors import error_response
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
 from sluice.pipelines.text.model import TextModel
 
 MAX_PAGE = 1000
@@ -35,12 +35,12 @@ def list_page(items: Sequence[dict[str, Any]], *, has_more: bool) -> dict[str, A
     return {"data": items, "has_more": has_more, "first_id": ends[0], "last_id": ends[1]}
 
 
-def models_response(request: Request, service: InferenceService, name: str | None = None) -> Response:
+def models_response(request: Request, plane: Plane, name: str | None = None) -> Response:
     """List the models that answer with messages, or describe the one of that `name`."""
     try:
         if name is not None:
-            return json_response(_model_info(service.llm(name)))
-        return json_response(_models_page(request, [_model_info(each) for each in service.text_models()]))
+            return json_response(_model_info(plane.llm(name)))
+        return json_response(_models_page(request, [_model_info(each) for each in plane.text_models()]))
     except SluiceError as error:
         return error_response(_PATH, error)
 

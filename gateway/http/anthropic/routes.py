@@ -1,11 +1,10 @@
 """Anthropic's API: messages and the count of their tokens, from request to HTTP answer."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
+from sluice.engine.client.stream import Consumer
 from sluice.errors import invalid
 from sluice.gateway.http.anthropic.messages import (
     PARAM_NAMES,
@@ -25,17 +24,16 @@ from sluice.gateway.http.request import get_request_id, parse_scheduling, run_wh
 from sluice.gateway.http.sse import EventStreamResponse, event_frame
 from sluice.gateway.http.tools import parse_with_schemas
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
+from sluice.pipelines.text.consumers import Called, Generate, Mapped
 from sluice.pipelines.text.model import UNCOUNTED_IMAGES, TextModel, refuse_images
 from sluice.pipelines.text.parts import ChatReader
 from sluice.pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
 
-Events = AsyncGenerator[TextEvent, None]
 
-
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the routes under /v1/messages, which answer from `service`."""
-    routes = AnthropicRoutes(service, config)
+def router(plane: Plane, config: ServeConfig) -> APIRouter:
+    """Return the routes under /v1/messages, which answer from `plane`."""
+    routes = AnthropicRoutes(plane, config)
     api = APIRouter(prefix="/v1/messages", tags=["Anthropic"], default_response_class=Response)
     api.post("", openapi_extra=describe_body(MessagesRequest))(routes.messages)
     api.post("/count_tokens", openapi_extra=describe_body(CountTokensRequest))(routes.count_tokens)
@@ -43,10 +41,10 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
 
 
 class AnthropicRoutes:
-    """Handlers of Anthropic's API over one service."""
+    """Handlers of Anthropic's API over one data plane."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
-        self._service = service
+    def __init__(self, plane: Plane, config: ServeConfig) -> None:
+        self._plane = plane
         self._options = config.http
         self._defaults = config.requests
 
@@ -61,16 +59,16 @@ class AnthropicRoutes:
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **queued)
         work = partial(parse_messages_request, fields, base)
         text_request = await parse_with_schemas(fields, work, lambda parsed: parsed)
-        model = self._service.llm(fields.model, scheduling.sticky_key)
+        model = self._plane.llm(fields.model, scheduling.sticky_key)
         grammar, reader = text_request.sampling.get("grammar"), _reader(model, fields, text_request)
         relaxed = [] if grammar is None else relaxed_parts(grammar)
         headers = warning_header(ignored, [*relaxed, *(reader.relaxed if reader is not None else ())])
         reply = MessageReply(request_id, model.name) if reader is None else BlocksReply(request_id, model.name, reader)
-        events = self._service.generate(model, text_request)
+        generate = self._plane.generate(model, text_request)
         if fields.stream:
-            frames = _stream_frames(events, reply)
+            frames = partial(_stream_frames, generate, reply)
             return MessageStreamResponse(frames, error_frame, headers, keep_alive_s=self._options.sse_keep_alive_s)
-        body = await run_while_connected(request.receive, _collect(events, reply))
+        body = await run_while_connected(request.receive, _collect(generate, reply))
         return Response(body, headers=headers, media_type="application/json")
 
     async def count_tokens(self, request: Request) -> Response:
@@ -78,7 +76,7 @@ class AnthropicRoutes:
         fields, headers = await read_fields(request, CountTokensRequest, self._options)
         conversation, _ = parse_conversation(fields)
         refuse_images(conversation, UNCOUNTED_IMAGES)
-        model = self._service.llm(fields.model)
+        model = self._plane.llm(fields.model)
         _reader(model, fields, TextRequest(request_id="", prompt=conversation))
         with client_names(PARAM_NAMES):
             prompt = await model.prepare_shared(conversation)
@@ -94,18 +92,16 @@ class MessageStreamResponse(EventStreamResponse):
     keep_alive_frame = event_frame({"type": "ping"}, "ping")
 
 
-async def _stream_frames(events: Events, reply: MessageReply) -> AsyncGenerator[bytes, None]:
+async def _stream_frames(generate: Generate, reply: MessageReply, consumer: Consumer[bytes]) -> None:
     with client_names(PARAM_NAMES):
-        async with aclosing(events):
-            async for event in events:
-                yield reply.frame(event)
+        await generate(Mapped(reply.frame, consumer))
 
 
-async def _collect(events: Events, reply: MessageReply) -> bytes:
+async def _collect(generate: Generate, reply: MessageReply) -> bytes:
+    events: list[TextEvent] = []
     with client_names(PARAM_NAMES):
-        async with aclosing(events):
-            collected = [event async for event in events]
-    return reply.whole(collected)
+        await generate(Called(events.append))
+    return reply.whole(events)
 
 
 def _reader(model: TextModel, fields: CountTokensRequest, request: TextRequest) -> ChatReader | None:

@@ -13,12 +13,12 @@ from sluice.gateway.http.bodies import json_response, read_fields
 from sluice.gateway.http.ollama.schemas import ShowRequest
 from sluice.gateway.http.openapi import describe_body
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
 from sluice.pipelines.chat.registry import NO_FORMATS
+from sluice.pipelines.encoding.encoder import TextEncoder
+from sluice.pipelines.encoding.llm_encoder import LlmEncoder
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.text_models import AdapterText
-from sluice.pipelines.rag.encoder import TextEncoder
-from sluice.pipelines.rag.llm_encoder import LlmEncoder
 from sluice.pipelines.text.model import TextModel
 
 OLLAMA_VERSION = "0.13.0"
@@ -39,20 +39,20 @@ _REFUSED = {
 AnyModel = TextModel | TextEncoder | LlmEncoder
 
 
-def repository_name(service: InferenceService, name: str) -> str:
+def repository_name(plane: Plane, name: str) -> str:
     """Return the name in the repository of a model that a client may have given the tag `latest`."""
     plain = name.removesuffix(_TAG)
-    if plain == name or any(each.name == name for each in service.text_models()):
+    if plain == name or any(each.name == name for each in plane.text_models()):
         return name
     return plain
 
 
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the routes, which answer from `service`."""
+def router(plane: Plane, config: ServeConfig) -> APIRouter:
+    """Return the routes, which answer from `plane`."""
     api = APIRouter()
 
     def served() -> list[AnyModel]:
-        return [*service.text_models(), *service.encoding.encoders()]
+        return [*plane.text_models(), *plane.encoding.encoders()]
 
     @api.get("/tags")
     async def tags() -> Response:
@@ -77,8 +77,8 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
         name = fields.model or fields.name
         if name is None:
             raise invalid("model", "model is required")
-        name = repository_name(service, name)
-        model = service.encoding.encoder(name) if service.encoding.has_embeddings(name) else service.llm(name)
+        name = repository_name(plane, name)
+        model = plane.encoding.encoder(name) if plane.encoding.has_embeddings(name) else plane.llm(name)
         return json_response(_description(model), headers=headers)
 
     for path, reason in _REFUSED.items():

@@ -58,7 +58,6 @@ def parse_answer_request(fields: AnswerRequest, base: TextRequest) -> TextReques
         sampling=sampling,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         default_max_tokens=num_predict if num_predict > 0 else None,
-        max_tokens_name="options.num_predict",
         prompt_form=PromptForm(suffix=suffix) if suffix else base.prompt_form,
     )
 

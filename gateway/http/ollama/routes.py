@@ -1,18 +1,24 @@
 """Ollama's API: answers and embeddings, from request to HTTP answer."""
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
+from sluice.engine.client.stream import Consumer
 from sluice.gateway.calls import admit_prompt, note_prompt
 from sluice.gateway.http.bodies import dump_list, json_response, read_body, read_fields
 from sluice.gateway.http.errors import TIMEOUT_HEADER
 from sluice.gateway.http.ollama import models
-from sluice.gateway.http.ollama.reply import LineStreamResponse, OllamaReply, PieceReader, error_line, join_pieces
+from sluice.gateway.http.ollama.reply import (
+    LineStreamResponse,
+    OllamaReply,
+    Piece,
+    PieceReader,
+    error_line,
+    join_pieces,
+)
 from sluice.gateway.http.ollama.requests import (
     GenerateMemory,
     asks_to_unload,
@@ -33,33 +39,33 @@ from sluice.gateway.http.parsing import refuse_without_effect, relaxed_parts, wa
 from sluice.gateway.http.request import get_request_id, parse_scheduling, run_in_time, run_while_connected
 from sluice.gateway.http.tools import parse_with_schemas
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
 from sluice.pipelines.answers.cache import Embedder
-from sluice.pipelines.rag.encoder import TO_THE_MODEL
+from sluice.pipelines.encoding.encoder import TO_THE_MODEL
+from sluice.pipelines.text.consumers import Called, Generate, Mapped, give
 from sluice.pipelines.text.model import TextModel
 from sluice.pipelines.text.types import Prompt, TextEvent, TextRequest
 
 RequestT = TypeVar("RequestT", bound=AnswerRequest)
-Events = AsyncGenerator[TextEvent, None]
 
 
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the routes under /api, which answer from `service`."""
-    routes = OllamaRoutes(service, config)
+def router(plane: Plane, config: ServeConfig) -> APIRouter:
+    """Return the routes under /api, which answer from `plane`."""
+    routes = OllamaRoutes(plane, config)
     api = APIRouter(prefix="/api", tags=["Ollama"], default_response_class=Response)
     api.post("/chat", openapi_extra=describe_body(OllamaChatRequest))(routes.chat)
     api.post("/generate", openapi_extra=describe_body(OllamaGenerateRequest))(routes.generate)
     api.post("/embed", openapi_extra=describe_body(EmbedRequest, (TIMEOUT_HEADER,)))(routes.embed)
     api.post("/embeddings", openapi_extra=describe_body(OldEmbedRequest, (TIMEOUT_HEADER,)))(routes.embeddings)
-    api.include_router(models.router(service, config))
+    api.include_router(models.router(plane, config))
     return api
 
 
 class OllamaRoutes:
-    """Handlers of Ollama's API over one service."""
+    """Handlers of Ollama's API over one data plane."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
-        self._service = service
+    def __init__(self, plane: Plane, config: ServeConfig) -> None:
+        self._plane = plane
         self._options = config.http
         self._defaults = config.requests
 
@@ -87,7 +93,7 @@ class OllamaRoutes:
 
     def _find(self, request: Request, fields: AnswerRequest) -> TextModel:
         key = parse_scheduling(request.headers, self._defaults).sticky_key
-        return self._service.llm(models.repository_name(self._service, fields.model), key)
+        return self._plane.llm(models.repository_name(self._plane, fields.model), key)
 
     async def _answer(
         self,
@@ -114,10 +120,10 @@ class OllamaRoutes:
         if self._options.is_strict:
             refuse_without_effect(unused)
         headers = warning_header(ignored, [*relaxed, *(reader.relaxed if reader is not None else ())], unused)
-        events = self._service.generate(model, text_request)
+        generate = self._plane.generate(model, text_request)
         if fields.stream is not False:
-            return LineStreamResponse(_stream_lines(events, reply, memory), error_line, headers)
-        body = await run_while_connected(request.receive, _collect(events, reply, memory))
+            return LineStreamResponse(partial(_stream_lines, generate, reply, memory), error_line, headers)
+        body = await run_while_connected(request.receive, _collect(generate, reply, memory))
         return Response(body, headers=headers, media_type="application/json")
 
     async def embed(self, request: Request) -> Response:
@@ -144,7 +150,7 @@ class OllamaRoutes:
         return json_response({"embedding": found.vectors[0].tolist()}, headers=headers)
 
     def _encoder(self, name: str) -> Embedder:
-        return self._service.embedder(models.repository_name(self._service, name))
+        return self._plane.embedder(models.repository_name(self._plane, name))
 
 
 def _reply(fields: AnswerRequest, *, is_chat: bool) -> OllamaReply:
@@ -162,32 +168,37 @@ def _loaded(fields: AnswerRequest, reply: OllamaReply) -> Response:
 
 
 async def _stream_lines(
-    events: Events, reply: OllamaReply, memory: GenerateMemory | None
-) -> AsyncGenerator[bytes, None]:
-    texts = []
-    async with aclosing(events):
-        async for event in events:
-            piece = reply.read(event)
-            line = reply.line(event, piece)
-            if memory is not None:
-                texts.append(piece.text)
-            if event.finish_reason is None:
-                if line:
-                    yield line
-                continue
-            context = None if memory is None else await memory.context("".join(texts))
-            yield line + reply.last_line(event, context)
+    generate: Generate, reply: OllamaReply, memory: GenerateMemory | None, consumer: Consumer[bytes]
+) -> None:
+    """Push the lines of an answer. The last event's comes with the end, which has the memory of `/api/generate`."""
+    texts: list[str] = []
+    end: TextEvent
+    last = b""
+
+    def line(event: TextEvent) -> bytes:
+        nonlocal end, last
+        piece = reply.read(event)
+        texts.append(piece.text)
+        end, last = event, reply.line(event, piece)
+        return last if event.finish_reason is None else b""
+
+    await generate(Mapped(line, consumer))
+    context = None if memory is None else await memory.context("".join(texts))
+    await give(consumer, last + reply.last_line(end, context))
 
 
-async def _collect(events: Events, reply: OllamaReply, memory: GenerateMemory | None) -> bytes:
-    collected, pieces = [], []
-    async with aclosing(events):
-        async for event in events:
-            collected.append(event)
-            pieces.append(reply.read(event))
+async def _collect(generate: Generate, reply: OllamaReply, memory: GenerateMemory | None) -> bytes:
+    events: list[TextEvent] = []
+    pieces: list[Piece] = []
+
+    def collect(event: TextEvent) -> None:
+        events.append(event)
+        pieces.append(reply.read(event))
+
+    await generate(Called(collect))
     piece = join_pieces(pieces)
     context = None if memory is None else await memory.context(piece.text)
-    return reply.whole(collected, piece, context)
+    return reply.whole(events, piece, context)
 
 
 async def _embed(encoder: Embedder, inputs: list[str], fields: EmbedRequest, began_ns: int) -> bytes:

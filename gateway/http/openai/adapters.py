@@ -3,13 +3,12 @@
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from sluice.gateway.adapters import MAX_PATH_CHARS
+from sluice.gateway.adapters import MAX_PATH_CHARS, RuntimeAdapters
 from sluice.gateway.http.bodies import read_fields
 from sluice.gateway.http.openai.schemas import MAX_MODEL_CHARS
 from sluice.gateway.http.openapi import describe_body
 from sluice.gateway.http.parsing import RequestObject
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
 
 
 class UnloadAdapterRequest(RequestObject):
@@ -35,9 +34,9 @@ class LoadAdapterRequest(UnloadAdapterRequest):
     )
 
 
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the routes, which change the engines of `service`."""
-    routes = AdapterRoutes(service, config)
+def router(adapters: RuntimeAdapters, config: ServeConfig) -> APIRouter:
+    """Return the routes, which change `adapters`."""
+    routes = AdapterRoutes(adapters, config)
     api = APIRouter(prefix="/v1", tags=["OpenAI"], default_response_class=Response)
     api.post("/load_lora_adapter", openapi_extra=describe_body(LoadAdapterRequest, ()))(routes.load)
     api.post("/unload_lora_adapter", openapi_extra=describe_body(UnloadAdapterRequest, ()))(routes.unload)
@@ -45,10 +44,10 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
 
 
 class AdapterRoutes:
-    """Handlers of the routes over one service."""
+    """Handlers of the routes."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
-        self._adapters = service.adapters
+    def __init__(self, adapters: RuntimeAdapters, config: ServeConfig) -> None:
+        self._adapters = adapters
         self._options = config.http
 
     async def load(self, request: Request) -> Response:

@@ -31,14 +31,13 @@ _TOOL_FIELDS = {"tools", "tool_choice", "functions", "function_call"}
 _PLAIN_ROLES, _PLAIN_FIELDS = ("system", "developer", "user", "assistant"), {"role", "content"}
 _PARAM_NAMES = {"query": "messages"}
 _FUNCTION_NAMES = {"tools": "functions", "tool_choice": "function_call"}
+_LENGTH_NAME = {"max_tokens": "max_completion_tokens"}
 """The client's names of fields that models name otherwise in their errors."""
 
 
 def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tuple[list[TextRequest], ReplyOptions]:
     """Parse a conversation to answer. Raises INVALID for fields that contradict each other."""
     _check_best_of(request)
-    is_newer = request.max_completion_tokens is not None
-    base = msgspec.structs.replace(base, max_tokens_name="max_completion_tokens" if is_newer else "max_tokens")
     messages = tuple([parse_message(turn, index) for index, turn in enumerate(request.messages)])
     template = parse_template_options(request, template_arguments(request))
     is_older = bool(request.functions)
@@ -56,7 +55,9 @@ def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tup
         [Conversation(messages, template)],
         max_tokens=_max_tokens(request),
         logprobs=_logprobs(request),
-        param_names=_PARAM_NAMES | (_FUNCTION_NAMES if is_older else {}),
+        param_names=_PARAM_NAMES
+        | (_FUNCTION_NAMES if is_older else {})
+        | (_LENGTH_NAME if request.max_completion_tokens is not None else {}),
     )
     return requests, replace(options, has_functions=is_older, has_reasoning=request.include_reasoning is not False)
 

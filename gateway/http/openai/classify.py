@@ -15,9 +15,9 @@ from sluice.gateway.http.openapi import describe_body
 from sluice.gateway.http.parsing import RequestObject
 from sluice.gateway.http.request import get_request_id, run_in_time
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
-from sluice.pipelines.rag.classifier import TextClassifier
-from sluice.pipelines.rag.encoder_signature import Inputs
+from sluice.gateway.plane import Plane
+from sluice.pipelines.encoding.classifier import TextClassifier
+from sluice.pipelines.encoding.signature import Inputs
 
 
 class ClassificationRequest(RequestObject):
@@ -34,15 +34,15 @@ class ClassificationRequest(RequestObject):
     user: str | None = Field(None, description=UNUSED)
 
 
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the route, which answers from `service`."""
+def router(plane: Plane, config: ServeConfig) -> APIRouter:
+    """Return the route, which answers from `plane`."""
     api = APIRouter(tags=["OpenAI"], default_response_class=Response)
 
     @api.post("/classify", openapi_extra=describe_body(ClassificationRequest, (TIMEOUT_HEADER,)))
     async def classify(request: Request) -> Response:
         """Classify one text or several."""
         fields, headers = await read_fields(request, ClassificationRequest, config.http)
-        classifier = service.encoding.classifier(fields.model)
+        classifier = plane.encoding.classifier(fields.model)
         head = {
             "id": f"classify-{get_request_id(request)}",
             "object": "list",

@@ -15,11 +15,11 @@ from sluice.gateway.http.openapi import describe_body
 from sluice.gateway.http.parsing import RequestObject, union_error
 from sluice.gateway.http.request import get_request_id, run_in_time
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
 from sluice.pipelines.answers.cache import Embedder
-from sluice.pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TO_THE_MODEL
-from sluice.pipelines.rag.encoder_signature import Inputs
-from sluice.pipelines.rag.types import Vector
+from sluice.pipelines.encoding import Vector
+from sluice.pipelines.encoding.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TO_THE_MODEL
+from sluice.pipelines.encoding.signature import Inputs
 
 MAX_INPUTS = 2048
 """Most texts of one request: OpenAI's limit."""
@@ -75,9 +75,9 @@ class PoolingRequest(EmbeddingRequest):
     task: Literal["embed"] | None = None
 
 
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the routes, which answer from `service`."""
-    routes = EmbeddingRoutes(service, config)
+def router(plane: Plane, config: ServeConfig) -> APIRouter:
+    """Return the routes, which answer from `plane`."""
+    routes = EmbeddingRoutes(plane, config)
     api = APIRouter(tags=["OpenAI"], default_response_class=Response)
     headers = (TIMEOUT_HEADER,)
     api.post("/v1/embeddings", openapi_extra=describe_body(EmbeddingRequest, headers))(routes.embeddings)
@@ -86,10 +86,10 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
 
 
 class EmbeddingRoutes:
-    """Handlers of the routes over one service."""
+    """Handlers of the routes over one data plane."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
-        self._service = service
+    def __init__(self, plane: Plane, config: ServeConfig) -> None:
+        self._plane = plane
         self._options = config.http
         self._defaults = config.requests
 
@@ -106,7 +106,7 @@ class EmbeddingRoutes:
         self, request: Request, schema: type[EmbeddingRequest], head: dict[str, str], kind: str, name: str
     ) -> Response:
         fields, headers = await read_fields(request, schema, self._options)
-        encoder = self._service.embedder(fields.model)
+        encoder = self._plane.embedder(fields.model)
         body = await run_in_time(request, self._defaults, _write_answer(encoder, fields, head, kind, name))
         return Response(body, headers=headers, media_type="application/json")
 

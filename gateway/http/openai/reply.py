@@ -144,7 +144,8 @@ class OpenAIReply(ABC):
         return {"token_ids": token_ids or []} if self._options.returns_token_ids else {}
 
     def frame(self, index: int, event: TextEvent) -> bytes:
-        """Return the frames of an event of stream `index`: its text, and its end where it is the last.
+        """Return the frames of an event of stream `index`: its text, also where its tokens complete none, and its end
+        where it is the last.
 
         The opening goes out with the first event of any stream.
         """
@@ -154,7 +155,7 @@ class OpenAIReply(ABC):
             self._ends[index] = event
         if event.detail is not None:
             return frame + self._detailed_frame(index, event, event.detail)
-        if event.text:
+        if event.text or event.finish_reason is None:
             frame += self._text_frame(index, event)
         if event.finish_reason is not None:
             frame += self._choice_frame(self.last_piece(index, event, None), event)
@@ -174,7 +175,7 @@ class OpenAIReply(ABC):
             # The chunk has an empty choice, because many clients read the first choice of every chunk.
             frame = event_frame({**self.chunk(self.piece(index, "", None)), **sources_field(detail)})
         fields = {**self.token_fields(detail.token_ids), **self.piece_fields(detail)}
-        if event.text:
+        if event.text or (event.num_tokens and event.finish_reason is None):
             frame += self._choice_frame({**self.piece(index, event.text, logprobs), **fields}, event)
             logprobs, fields = None, self.token_fields(None)
         if event.finish_reason is not None:

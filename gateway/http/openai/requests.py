@@ -22,12 +22,12 @@ from sluice.gateway.http.parsing import RequestObject, relaxed_parts, retriever_
 from sluice.gateway.http.sampling import CONVERSIONS
 from sluice.gateway.http.tools import THINKING_SWITCHES
 from sluice.pipelines.llm.text_models import SEPARATOR
-from sluice.pipelines.rag import owner_keys
 from sluice.pipelines.rag.filters import parse_filter
 from sluice.pipelines.text.chat_template import names_in_template
 from sluice.pipelines.text.model import TextModel
 from sluice.pipelines.text.sampling import drop_random_seed
 from sluice.pipelines.text.types import (
+    OWNER_KEY,
     Conversation,
     PlainPrompt,
     Prompt,
@@ -121,7 +121,7 @@ def model_name(fields: GenerationRequest) -> str:
 
 def with_owner_key(request: TextRequest, key: str) -> TextRequest:
     """Return `request` with the key that opens the collection it may look into."""
-    return msgspec.structs.replace(request, parameters={**request.parameters, owner_keys.PARAMETER: key})
+    return msgspec.structs.replace(request, parameters={**request.parameters, OWNER_KEY: key})
 
 
 def template_arguments(fields: GenerationRequest) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from sluice.gateway.http.openapi import describe_body
 from sluice.gateway.http.parsing import RequestObject, text_or_list, text_or_object, union_error
 from sluice.gateway.http.request import get_request_id, run_in_time
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
-from sluice.pipelines.rag.retrieval.reranker import EncoderReranker, LlmReranker, ModelReranker
+from sluice.gateway.plane import Plane
+from sluice.pipelines.encoding.reranker import EncoderReranker, LlmReranker, ModelReranker
 
 _CHARS_PER_ELEMENT = 16
 AnyReranker = ModelReranker | EncoderReranker | LlmReranker
@@ -63,9 +63,9 @@ class ScoreRequest(RequestObject):
     text_2: OneOrMore
 
 
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the routes, which answer from `service`."""
-    routes = RerankRoutes(service, config)
+def router(plane: Plane, config: ServeConfig) -> APIRouter:
+    """Return the routes, which answer from `plane`."""
+    routes = RerankRoutes(plane, config)
     api = APIRouter(tags=["OpenAI"], default_response_class=Response)
     reranked, scored = (describe_body(schema, (TIMEOUT_HEADER,)) for schema in (RerankRequest, ScoreRequest))
     for path in ("/rerank", "/v1/rerank", COHERE_RERANK):
@@ -76,17 +76,17 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
 
 
 class RerankRoutes:
-    """Handlers of the routes over one service."""
+    """Handlers of the routes over one data plane."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
-        self._service = service
+    def __init__(self, plane: Plane, config: ServeConfig) -> None:
+        self._plane = plane
         self._options = config.http
         self._defaults = config.requests
 
     async def rerank(self, request: Request) -> Response:
         """Sort documents by how well they answer a question."""
         fields, headers = await read_fields(request, RerankRequest, self._options)
-        model = await self._service.encoding.reranker(fields.model)
+        model = await self._plane.encoding.reranker(fields.model)
         is_second = request.url.path == COHERE_RERANK
         shows = fields.return_documents if fields.return_documents is not None else not is_second
         head = {
@@ -100,7 +100,7 @@ class RerankRoutes:
     async def score(self, request: Request) -> Response:
         """Score pairs of texts."""
         fields, headers = await read_fields(request, ScoreRequest, self._options)
-        model = await self._service.encoding.reranker(fields.model)
+        model = await self._plane.encoding.reranker(fields.model)
         head = {
             "id": f"score-{get_request_id(request)}",
             "object": "list",

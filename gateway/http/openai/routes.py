@@ -1,19 +1,19 @@
 """OpenAI's API: chat completions, completions and the list of models, from request to HTTP answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from itertools import zip_longest
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from sluice.engine.client.stream import Consumer
 from sluice.gateway.http.anthropic.models import is_anthropics, models_response
 from sluice.gateway.http.bodies import json_response
 from sluice.gateway.http.errors import client_names
-from sluice.gateway.http.openai import adapters, classify, embeddings, rerank, tokens
 from sluice.gateway.http.openai.chat import ChatReply, parse_chat_request
 from sluice.gateway.http.openai.completions import CompletionReply, parse_completion_request
 from sluice.gateway.http.openai.parts import PartsReply
@@ -26,7 +26,6 @@ from sluice.gateway.http.openai.requests import (
     with_owner_key,
     without_effect,
 )
-from sluice.gateway.http.openai.responses import routes as responses
 from sluice.gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from sluice.gateway.http.openapi import describe_body
 from sluice.gateway.http.parsing import parse_pieces_of_body, refuse_without_effect, warning_header
@@ -37,54 +36,49 @@ from sluice.gateway.http.request import (
     read_pieces,
     run_while_connected,
 )
-from sluice.gateway.http.routers import add_routes
 from sluice.gateway.http.sse import EventStreamResponse
 from sluice.gateway.http.tools import SCHEMA_FIELDS, parse_with_schemas
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.path_masking import hide_paths
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
+from sluice.pipelines.encoding.classifier import TextClassifier
+from sluice.pipelines.encoding.encoder import TextEncoder
+from sluice.pipelines.encoding.llm_encoder import LlmEncoder
+from sluice.pipelines.encoding.reranker import ModelReranker
 from sluice.pipelines.llm.text_models import AdapterText
-from sluice.pipelines.rag import owner_keys
-from sluice.pipelines.rag.classifier import TextClassifier
-from sluice.pipelines.rag.encoder import TextEncoder
-from sluice.pipelines.rag.llm_encoder import LlmEncoder
-from sluice.pipelines.rag.retrieval.reranker import ModelReranker
 from sluice.pipelines.routes.encoder import RoutedEncoder
 from sluice.pipelines.routes.text import RoutedText
+from sluice.pipelines.text.consumers import Called, Generate, Mapped, give
 from sluice.pipelines.text.model import TextModel
 from sluice.pipelines.text.parts import ChatReader
-from sluice.pipelines.text.relay import RelayedEvents, Sink
 from sluice.pipelines.text.stream import share_request
-from sluice.pipelines.text.types import TextEvent, TextRequest
+from sluice.pipelines.text.types import OWNER_KEY_HEADER, TextEvent, TextRequest
 from sluice.serving.task_model import gather_all
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Parse = Callable[[RequestT, TextRequest], tuple[list[TextRequest], ReplyOptions]]
 """Parses a body to the requests of its sequences. They differ from the given request only in what the body says."""
 ListedModel = TextModel | TextEncoder | LlmEncoder | RoutedEncoder | ModelReranker | TextClassifier
-Events = AsyncGenerator[TextEvent, None]
 _STARTS_PER_TURN = 16
 """Sequences of one request that are submitted in one turn of the event loop."""
 
 
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the routes under /v1, and those that vLLM has beside it, which answer from `service`."""
-    routes = OpenAIRoutes(service, config)
+def router(plane: Plane, config: ServeConfig) -> APIRouter:
+    """Return the routes under /v1, and those that vLLM has beside it, which answer from `plane`."""
+    routes = OpenAIRoutes(plane, config)
     api = APIRouter(prefix="/v1", tags=["OpenAI"], default_response_class=Response)
     api.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))(routes.chat_completions)
     api.post("/completions", openapi_extra=describe_body(CompletionRequest))(routes.completions)
     api.get("/models")(routes.models)
     api.get("/models/{model:path}")(routes.model)
-    for part in (adapters, embeddings, rerank, classify, tokens, responses):
-        add_routes(api, part.router(service, config))
     return api
 
 
 class OpenAIRoutes:
-    """Handlers of OpenAI's API over one service."""
+    """Handlers of OpenAI's API over one data plane."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
-        self._service = service
+    def __init__(self, plane: Plane, config: ServeConfig) -> None:
+        self._plane = plane
         self._options = config.http
         self._defaults = config.requests
 
@@ -112,13 +106,13 @@ class OpenAIRoutes:
         else:
             work = partial(parse, fields, base)
             requests, options = await parse_with_schemas(fields, work, lambda parsed: parsed[0][0])
-        model = self._service.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
+        model = self._plane.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
         with client_names(options.param_names):
             readers = [reader for each in requests if (reader := model.chat_reader(each)) is not None]
         relaxed = [*options.relaxed, *(readers[0].relaxed if readers else ())]
         headers = self._warnings(ignored, relaxed, without_effect(fields, requests[0].prompt, model))
         check_beams(fields, model.max_beam_width)
-        key = request.headers.get(owner_keys.HEADER)
+        key = request.headers.get(OWNER_KEY_HEADER)
         if key and model.takes_parameters:  # a language model alone has no collection to open
             requests = [with_owner_key(each, key) for each in requests]
         if options.best_of > 1:
@@ -131,11 +125,11 @@ class OpenAIRoutes:
             fingerprint=model.fingerprint,
             options=options,
         )
-        streams = [self._service.generate(model, each) for each in requests]
+        texts = [self._plane.generate(model, each) for each in requests]
         if fields.stream:
-            frames = stream_frames(streams, reply, options)
+            frames = partial(stream_frames, texts, reply, options)
             return EventStreamResponse(frames, error_frame, headers, keep_alive_s=self._options.sse_keep_alive_s)
-        choices = await run_while_connected(request.receive, whole_choices(streams, options, readers))
+        choices = await run_while_connected(request.receive, whole_choices(texts, options, readers))
         return Response(reply.whole(choices), headers=headers, media_type="application/json")
 
     def _warnings(
@@ -149,24 +143,24 @@ class OpenAIRoutes:
     async def models(self, request: Request) -> Response:
         """List the models: language models first, then pipelines, then encoders, rerankers and classifiers."""
         if is_anthropics(request):
-            return models_response(request, self._service)
-        models = [*self._service.text_models(), *self._models_without_text()]
+            return models_response(request, self._plane)
+        models = [*self._plane.text_models(), *self._models_without_text()]
         return json_response({"object": "list", "data": [model_object(model) for model in models]})
 
     async def model(self, request: Request, model: str) -> Response:
         """Describe one of the models."""
         if is_anthropics(request):
-            return models_response(request, self._service, model)
+            return models_response(request, self._plane, model)
         others = {each.name: each for each in self._models_without_text()}
-        return json_response(model_object(others[model] if model in others else self._service.llm(model)))
+        return json_response(model_object(others[model] if model in others else self._plane.llm(model)))
 
     def _models_without_text(self) -> list[ListedModel]:
-        service = self._service
+        plane = self._plane
         return [
-            *service.encoding.encoders(),
-            *service.routes.encoders(),
-            *service.encoding.rerankers(),
-            *service.encoding.classifiers(),
+            *plane.encoding.encoders(),
+            *plane.routes.encoders(),
+            *plane.encoding.rerankers(),
+            *plane.encoding.classifiers(),
         ]
 
 
@@ -193,42 +187,33 @@ async def _share_prompts(model: TextModel, requests: Sequence[TextRequest], best
     return [msgspec.structs.replace(each, prompt=prompts[i // best_of]) for i, each in enumerate(requests)]
 
 
-def stream_frames(streams: Sequence[Events], reply: OpenAIReply, options: ReplyOptions) -> AsyncGenerator[bytes, None]:
-    """Return the server-sent events of a streamed answer. Those of a single stream may be relayed."""
-    frames, source = _stream_frames(streams, reply, options), streams[0]
-    if len(streams) > 1 or not isinstance(source, RelayedEvents):
-        return frames
+async def stream_frames(
+    texts: Sequence[Generate], reply: OpenAIReply, options: ReplyOptions, consumer: Consumer[bytes]
+) -> None:
+    """Push the server-sent events of a streamed answer. The first failure ends all its texts."""
+    with client_names(options.param_names), share_request(options.num_prompts, len(texts)) as begin:
 
-    def divert(sink: Sink[bytes]) -> None:
-        source.divert(Sink(lambda event: sink.receive(reply.frame(0, event)), sink.is_open))
+        async def stream(index: int, generate: Generate) -> None:
+            begin(index // options.best_of)
+            await _await_turn(index)
+            await generate(Mapped(partial(reply.frame, index), consumer))
 
-    return RelayedEvents(frames, divert)
-
-
-async def _stream_frames(
-    streams: Sequence[Events], reply: OpenAIReply, options: ReplyOptions
-) -> AsyncGenerator[bytes, None]:
-    with client_names(options.param_names):
-        if len(streams) == 1:
-            async with aclosing(streams[0]) as events:
-                async for event in events:
-                    yield reply.frame(0, event)
-        else:
-            with share_request(options.num_prompts, len(streams)) as begin:
-                async with aclosing(MergedStreams(streams, lambda index: begin(index // options.best_of))) as merged:
-                    async for index, event in merged:
-                        yield reply.frame(index, event)
-    yield reply.closing()
+        await gather_all([stream(*each) for each in enumerate(texts)])
+    await give(consumer, reply.closing())
 
 
 async def whole_choices(
-    streams: Sequence[Events], options: ReplyOptions, readers: Sequence[ChatReader] = ()
+    texts: Sequence[Generate], options: ReplyOptions, readers: Sequence[ChatReader] = ()
 ) -> list[Choice]:
     """Return every choice, complete, in the order of the prompts. The first failure ends them all."""
-    with client_names(options.param_names), share_request(options.num_prompts, len(streams)) as begin:
-        prompts = [index // options.best_of for index in range(len(streams))]
-        each = enumerate(zip_longest(streams, readers, prompts))
-        return await gather_all([_collect_choice(i, *rest, begin) for i, rest in each])
+    with client_names(options.param_names), share_request(options.num_prompts, len(texts)) as begin:
+
+        async def collect(index: int, generate: Generate, reader: ChatReader | None) -> Choice:
+            begin(index // options.best_of)
+            await _await_turn(index)
+            return await _collect_choice(generate, reader)
+
+        return await gather_all([collect(i, *each) for i, each in enumerate(zip_longest(texts, readers))])
 
 
 async def _await_turn(index: int) -> None:
@@ -238,65 +223,9 @@ async def _await_turn(index: int) -> None:
         await asyncio.sleep(0)
 
 
-async def _collect_choice(
-    index: int, stream: Events, reader: ChatReader | None, prompt: int, begin: Callable[[int], None]
-) -> Choice:
-    begin(prompt)
-    async with aclosing(stream):
-        await _await_turn(index)
-        events = [event async for event in stream]
+async def _collect_choice(generate: Generate, reader: ChatReader | None) -> Choice:
+    events: list[TextEvent] = []
+    await generate(Called(events.append))
     details = [event.detail for event in events if event.detail is not None]
     parts = [] if reader is None else [part for event in events for part in reader.read(event)]
     return Choice("".join([event.text for event in events]), events[-1], details, parts)
-
-
-class MergedStreams:
-    """Runs streams concurrently and iterates over their events, each with the index of its stream.
-
-    The first failure is raised and ends them all; so does closing. At most as many events wait for a slow reader as
-    there are streams.
-    """
-
-    def __init__(self, streams: Sequence[Events], begin: Callable[[int], None] = lambda index: None) -> None:
-        """`begin` is called in the task of each stream, with its index, before its start."""
-        self._streams = streams
-        self._begin = begin
-        self._num_open = len(streams)
-        self._arrivals: asyncio.Queue[tuple[int, TextEvent] | Exception | None] = asyncio.Queue(len(streams))
-        self._pumps: list[asyncio.Task[None]] = []
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[int, TextEvent]:
-        if not self._pumps:
-            self._pumps = [asyncio.create_task(self._pump(*each)) for each in enumerate(self._streams)]
-        while self._num_open:
-            arrival = await self._arrivals.get()
-            if isinstance(arrival, Exception):
-                await self.aclose()
-                raise arrival
-            if arrival is not None:
-                return arrival
-            self._num_open -= 1
-        raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """Close every stream. Idempotent."""
-        for pump in self._pumps:
-            pump.cancel()
-        if self._pumps:
-            await asyncio.wait(self._pumps)
-
-    async def _pump(self, index: int, stream: Events) -> None:
-        """Pass on every event of `stream`, then its end: None or the exception that it raised."""
-        end: Exception | None = None
-        self._begin(index)
-        async with aclosing(stream) as events:
-            try:
-                await _await_turn(index)
-                async for event in events:
-                    await self._arrivals.put((index, event))
-            except Exception as error:
-                end = error
-        await self._arrivals.put(end)

@@ -19,10 +19,10 @@ from sluice.gateway.http.request import run_while_connected
 from sluice.gateway.http.tools import MAX_TOOLS
 from sluice.gateway.long_work import LONG_ELEMENTS
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
+from sluice.pipelines.encoding.llm_encoder import LlmEncoder
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.text_models import AdapterText
-from sluice.pipelines.rag.llm_encoder import LlmEncoder
 from sluice.pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
 from sluice.pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
 from sluice.pipelines.text.tokenizer import Tokenizer
@@ -61,9 +61,9 @@ class DetokenizeRequest(RequestObject):
     tokens: TokenIds
 
 
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the routes, which answer from `service`."""
-    routes = TokenRoutes(service, config)
+def router(plane: Plane, config: ServeConfig) -> APIRouter:
+    """Return the routes, which answer from `plane`."""
+    routes = TokenRoutes(plane, config)
     api = APIRouter(tags=["OpenAI"], default_response_class=Response)
     api.post("/tokenize", openapi_extra=describe_body(TokenizeRequest, ()))(routes.tokenize)
     api.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest, ()))(routes.detokenize)
@@ -71,10 +71,10 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
 
 
 class TokenRoutes:
-    """Handlers of the routes over one service."""
+    """Handlers of the routes over one data plane."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
-        self._service = service
+    def __init__(self, plane: Plane, config: ServeConfig) -> None:
+        self._plane = plane
         self._options = config.http
         self._trusts_templates = config.requests.trusts_templates
 
@@ -105,19 +105,19 @@ class TokenRoutes:
     def _find(self, name: str | None) -> tuple[Tokenizer | TextTokenizer, int | None]:
         """Return the tokenizer of a model and the model's context, None for none. Raises NOT_FOUND and INVALID."""
         if name is None:
-            names = [model.name for model in self._service.llms()]
+            names = [model.name for model in self._plane.llms()]
             if len(names) != 1:
                 raise invalid("model", f"model is required: this server has {', '.join(names) or 'no language model'}")
             [name] = names
-        if self._service.encoding.has_embeddings(name):
-            encoder = self._service.encoding.encoder(name)
+        if self._plane.encoding.has_embeddings(name):
+            encoder = self._plane.encoding.encoder(name)
             if isinstance(encoder, LlmEncoder):
                 return encoder.text.tokenizer, encoder.max_model_len
             found = encoder.tokenizer()
             if found is None:
                 raise invalid("model", f"the server does not have the tokenizer of model {name!r}")
             return found.tokenizer, encoder.max_model_len
-        model = self._service.llm(name)
+        model = self._plane.llm(name)
         text = model.base if isinstance(model, AdapterText) else model
         if not isinstance(text, LlmText):
             raise invalid("model", f"model {name!r} has no tokenizer of its own; name a language model or an encoder")

@@ -1,51 +1,50 @@
 """Answers as JSON or as server-sent events: sources, token, citations, usage, error."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import orjson
 
+from sluice.engine.client.stream import Consumer
 from sluice.errors import SluiceError
 from sluice.gateway.http.errors import client_names, openai_error_body
 from sluice.gateway.http.rag.bodies import JsonObject
 from sluice.gateway.http.sse import DONE, encode_text
 from sluice.pipelines.text.citations import encoding_field, to_json_objects
+from sluice.pipelines.text.consumers import Called, Generate, Mapped
 from sluice.pipelines.text.types import Retrieval, TextEvent
 
-Events = AsyncGenerator[TextEvent, None]
 _PARAM_NAMES = {"query": "question"}
 """The client's name of a pipeline's input."""
 
 
-async def stream_answer(events: Events, head: JsonObject) -> AsyncGenerator[bytes, None]:
-    """Yield the event `sources`, a `token` for each text, then `citations`, `usage` and [DONE].
+async def stream_answer(generate: Generate, head: JsonObject, consumer: Consumer[bytes]) -> None:
+    """Push the event `sources`, a `token` for each text, then `citations`, `usage` and [DONE].
 
     `head` has the fields that identify the answer.
     """
     is_first = True
+
+    def frame(event: TextEvent) -> bytes:
+        nonlocal is_first
+        found = _retrieval(event)
+        frame = encode_event(b"sources", {**head, **_sources(found)}) if is_first else b""
+        is_first = False
+        if event.text:
+            frame += encode_token(event.text)
+        if event.finish_reason is not None:
+            frame += encode_event(b"citations", _citations(found)) + encode_event(b"usage", _ending(event)) + DONE
+        return frame
+
     with client_names(_PARAM_NAMES):
-        async with aclosing(events):
-            async for event in events:
-                found = _retrieval(event)
-                if is_first:
-                    is_first = False
-                    yield encode_event(b"sources", {**head, **_sources(found)})
-                if event.text:
-                    yield encode_token(event.text)
-                if event.finish_reason is not None:
-                    yield encode_event(b"citations", _citations(found)) + encode_event(b"usage", _ending(event)) + DONE
+        await generate(Mapped(frame, consumer))
 
 
-async def collect_answer(events: Events, head: JsonObject) -> JsonObject:
-    texts: list[str] = []
+async def collect_answer(generate: Generate, head: JsonObject) -> JsonObject:
+    events: list[TextEvent] = []
     with client_names(_PARAM_NAMES):
-        async with aclosing(events):
-            async for event in events:
-                texts.append(event.text)
-                last = event
-    found = _retrieval(last)
-    return {**head, "answer": "".join(texts), **_sources(found), **_citations(found), **_ending(last)}
+        await generate(Called(events.append))
+    found, text = _retrieval(events[-1]), "".join([event.text for event in events])
+    return {**head, "answer": text, **_sources(found), **_citations(found), **_ending(events[-1])}
 
 
 def _retrieval(event: TextEvent) -> Retrieval:

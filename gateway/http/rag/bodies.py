@@ -4,15 +4,15 @@ from typing import Any
 
 from fastapi import Request
 
-from sluice.pipelines.rag import owner_keys
 from sluice.pipelines.rag.types import CollectionInfo, DocumentInfo
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
 
 JsonObject = dict[str, Any]
 
 
 def collection_key(request: Request) -> str:
     """Return the owner key of the request, "" for none."""
-    return request.headers.get(owner_keys.HEADER, "")
+    return request.headers.get(OWNER_KEY_HEADER, "")
 
 
 def format_collection(info: CollectionInfo) -> JsonObject:

@@ -16,9 +16,9 @@ from sluice.gateway.http.rag.bodies import JsonObject, collection_key, format_do
 from sluice.gateway.http.rag.uploads import UnreadableUpload, read_upload, read_uploads
 from sluice.gateway.http.request import get_request_id, run_while_connected
 from sluice.gateway.options.http import HttpOptions
-from sluice.pipelines.rag import owner_keys
 from sluice.pipelines.rag.library import DocumentLibrary, PutResult, PutStatus, check_collection_name
 from sluice.pipelines.rag.types import Upload
+from sluice.pipelines.text.types import OWNER_KEY
 
 MAX_LISTED = 1000
 Limit = Annotated[int, Query(ge=1, le=MAX_LISTED, description="Most documents to list.")]
@@ -27,7 +27,7 @@ Force = Annotated[bool, Query(description="Chunk and encode unchanged documents,
 WithText = Annotated[bool, Query(alias="text", description="Whether to include the parsed text.")]
 _REQUEST_ERRORS = {ErrorCode.FORBIDDEN, ErrorCode.NOT_FOUND, ErrorCode.OVERLOADED, ErrorCode.UNAVAILABLE}
 """Errors of store, encoder or key, which the next document would meet as well."""
-_COLLECTION_PARAMS = ("collection", owner_keys.PARAMETER)
+_COLLECTION_PARAMS = ("collection", OWNER_KEY)
 
 
 class DocumentRoutes:

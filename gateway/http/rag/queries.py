@@ -1,5 +1,7 @@
 """The handlers of `POST /v1/rag/{collection}/query` and `/search`."""
 
+from functools import partial
+
 from fastapi import Request, Response
 
 from sluice.errors import ErrorCode, SluiceError
@@ -11,7 +13,7 @@ from sluice.gateway.http.rag.schemas import QUERY_SAMPLING, QueryRequest, Search
 from sluice.gateway.http.request import Scheduling, get_request_id, parse_scheduling, run_while_connected
 from sluice.gateway.http.sse import EventStreamResponse
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
+from sluice.gateway.plane import Plane
 from sluice.pipelines.rag.filters import parse_filter
 from sluice.pipelines.rag.library import DocumentLibrary
 from sluice.pipelines.rag.retrieval.search import SearchOptions, SearchQuery
@@ -26,10 +28,10 @@ _PROTOCOL = "rag"
 
 
 class QueryRoutes:
-    """The handlers of queries and searches over one service and its library."""
+    """The handlers of queries and searches over one data plane and its library."""
 
-    def __init__(self, service: InferenceService, library: DocumentLibrary, config: ServeConfig) -> None:
-        self._service = service
+    def __init__(self, plane: Plane, library: DocumentLibrary, config: ServeConfig) -> None:
+        self._plane = plane
         self._library = library
         self._options = config.http
         self._defaults = config.requests
@@ -51,32 +53,33 @@ class QueryRoutes:
         """
         fields, headers = await read_fields(request, QueryRequest, self._options)
         scheduling = parse_scheduling(request.headers, self._defaults)
-        model = find_pipeline(self._service, fields.model or DEFAULT_PIPELINE, scheduling.sticky_key)
+        model = find_pipeline(self._plane, fields.model or DEFAULT_PIPELINE, scheduling.sticky_key)
         request_id = get_request_id(request)
         parse_filter(fields.filter)  # refuses a bad one before anything runs
         key = collection_key(request)
         parameters = retriever_parameters(collection, fields.top_k, fields.mode, fields.filter, key)
         text_request = build_text_request(fields, request_id, scheduling, parameters)
-        events = self._service.generate(model, text_request)
+        generate = self._plane.generate(model, text_request)
         head = {"id": f"rag-{request_id}", "object": "rag.answer", "model": model.name, "collection": collection}
         if fields.stream:
-            frames = stream_answer(events, head)
+            frames = partial(stream_answer, generate, head)
             return EventStreamResponse(frames, encode_error, headers, keep_alive_s=self._options.sse_keep_alive_s)
-        return json_response(await run_while_connected(request.receive, collect_answer(events, head)), headers=headers)
+        answer = await run_while_connected(request.receive, collect_answer(generate, head))
+        return json_response(answer, headers=headers)
 
 
-def find_pipeline(service: InferenceService, name: str, key: str) -> TextModel:
+def find_pipeline(plane: Plane, name: str, key: str) -> TextModel:
     """Return the pipeline that answers questions from collections. Raises NOT_FOUND, which lists such pipelines."""
     fault = "is no pipeline that answers questions; those that do"
     try:
-        found = service.llm(name, key)
+        found = plane.llm(name, key)
         if found.takes_parameters:
             return found
     except SluiceError as error:
         if error.code is not ErrorCode.NOT_FOUND:
             raise
         fault = "does not serve; pipelines that answer questions"
-    names = ", ".join(model.name for model in service.text_models() if model.takes_parameters)
+    names = ", ".join(model.name for model in plane.text_models() if model.takes_parameters)
     message = f"model {name!r} {fault}: {names or 'none'}"
     raise SluiceError(ErrorCode.NOT_FOUND, message, param="model")
 

@@ -14,9 +14,9 @@ from sluice.gateway.http.rag.schemas import CollectionRequest, DocumentsRequest,
 from sluice.gateway.http.request import SCHEDULING_PARAMETERS
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.http import HttpOptions
-from sluice.gateway.service import InferenceService
-from sluice.pipelines.rag import owner_keys
+from sluice.gateway.plane import Plane
 from sluice.pipelines.rag.library import DocumentLibrary
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _TEXT = {"schema": {"type": "string"}}
@@ -35,7 +35,7 @@ _FORM = {
     }
 }
 _KEY = {
-    "name": owner_keys.HEADER,
+    "name": OWNER_KEY_HEADER,
     "in": "header",
     "schema": {"type": "string"},
     "description": "The collection's owner key, where it has one.",
@@ -70,11 +70,11 @@ class CollectionRoutes:
         return json_response({"name": name, "object": "collection", "deleted": True})
 
 
-def build_router(service: InferenceService, library: DocumentLibrary, config: ServeConfig) -> APIRouter:
+def build_router(plane: Plane, library: DocumentLibrary, config: ServeConfig) -> APIRouter:
     api = APIRouter(prefix="/v1/rag", tags=["RAG"], default_response_class=Response)
     _add_collections(api, CollectionRoutes(library, config.http))  # first: their path looks like a collection's
     _add_documents(api, DocumentRoutes(library, config.http))
-    routes = QueryRoutes(service, library, config)
+    routes = QueryRoutes(plane, library, config)
     api.post("/{collection}/query", openapi_extra=_describe_body(QueryRequest, *SCHEDULING_PARAMETERS))(routes.query)
     api.post("/{collection}/search", openapi_extra=_describe_body(SearchRequest))(routes.search)
     return api

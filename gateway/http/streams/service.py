@@ -20,13 +20,13 @@ from sluice.gateway.streams.kept import End, KeptStream, Origin, Tokens
 from sluice.gateway.streams.store import IdempotencyKey, SharedStore, StreamLimits, StreamStore, make_stream_id
 from sluice.gateway.telemetry.logs import current_request_id
 from sluice.pipelines.llm.tape import Tape, current_tape
-from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
 from sluice.repetition import Repetition, current_repetition
 
 if TYPE_CHECKING:
-    from sluice.gateway.streams.copies import Recorded
+    from sluice.gateway.streams.shared import Recorded
 
-_SECRETS = frozenset({b"authorization", b"x-api-key", owner_keys.HEADER.encode()})
+_SECRETS = frozenset({b"authorization", b"x-api-key", OWNER_KEY_HEADER.encode()})
 """Headers that are not kept: whoever comes back to a stream sends them again."""
 _PREFIX, _OTHERS = b"x-sluice-", frozenset({b"content-type", b"content-length"})
 """Headers that are kept, besides secrets: those that routes read."""

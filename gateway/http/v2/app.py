@@ -9,23 +9,24 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.http.direct import Direct
-from sluice.gateway.http.errors import CLIENT_CLOSED_REQUEST, as_sluice_error
-from sluice.gateway.http.v2.direct import DirectInfer
-from sluice.gateway.http.v2.exchange import Exchange, RequestTarget, reply_error
+from sluice.gateway.http.errors import CLIENT_CLOSED_REQUEST
+from sluice.gateway.http.exchange import JSON, ConnectionExchange, Exchange, HotRoutes
+from sluice.gateway.http.passage import RawHeaders
+from sluice.gateway.http.v2.exchange import AsgiExchange, RequestTarget, refusal_of
 from sluice.gateway.http.v2.extensions import CudaMemoryRoutes, SettingRoutes, SystemMemoryRoutes
 from sluice.gateway.http.v2.generate import GenerateRoute
 from sluice.gateway.http.v2.infer import InferRoute
 from sluice.gateway.http.v2.models import ModelRoutes, RepositoryRoutes, VersionRoutingRoute
 from sluice.gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.v2.server import V2Service
+from sluice.gateway.v2.server import V2Server
 from sluice.serving.model import Model
 
 log = logging.getLogger(__name__)
 _MAX_CACHED_PATHS = 1024
 """Most paths whose routes are remembered; clients use few."""
-Handler = Callable[[Exchange, RequestTarget], Awaitable[None]]
+_MODELS = b"/v2/models/"
+Handler = Callable[[AsgiExchange, RequestTarget], Awaitable[None]]
 _NO_TARGET = RequestTarget()
 
 
@@ -119,20 +120,20 @@ def _named(route: Route | None, target: RequestTarget) -> tuple[Route, RequestTa
 class V2App:
     """The application for /v2 and all below: routes a request, and turns failures into Triton's answers."""
 
-    def __init__(self, service: V2Service, config: ServeConfig) -> None:
-        self._service = service
+    def __init__(self, server: V2Server, config: ServeConfig) -> None:
+        self._server = server
         body = BodyReader(config.http.max_input_bytes)
         headers = HeaderReader(config.requests, config.http.forwarded_headers)
-        self._infer = InferRoute(service, body, headers)
-        self._generate = GenerateRoute(service, body, headers)
+        self._infer = InferRoute(server, body, headers, self._model)
+        self._generate = GenerateRoute(server, body, headers)
+        self.hot: HotRoutes = self
         self._find = lru_cache(_MAX_CACHED_PATHS)(self._routes(body).find)
-        self.direct: Direct = DirectInfer(service, config.http.max_input_bytes, headers, self._find_infer)
 
     def _routes(self, body: BodyReader) -> Router:
-        models = ModelRoutes(self._service)
-        repository = RepositoryRoutes(self._service, body)
-        settings = SettingRoutes(self._service, body)
-        system, cuda = SystemMemoryRoutes(self._service, body), CudaMemoryRoutes(self._service, body)
+        models = ModelRoutes(self._server)
+        repository = RepositoryRoutes(self._server, body)
+        settings = SettingRoutes(self._server, body)
+        system, cuda = SystemMemoryRoutes(self._server, body), CudaMemoryRoutes(self._server, body)
         return Router(
             fixed={
                 "/v2": _get(models.server),
@@ -168,30 +169,39 @@ class V2App:
             repository_actions={
                 "load": _post(repository.load),
                 "unload": _post(repository.unload),
-                "routing": _get_or_post(VersionRoutingRoute(self._service, body).answer),
+                "routing": _get_or_post(VersionRoutingRoute(self._server, body).answer),
             },
             refuse_repository=_post(repository.refuse_repository),
         )
 
-    def _find_infer(self, path: str) -> RequestTarget | None:
-        """Return what an infer route's path names; None for other paths."""
-        found = self._find(path)
-        return found[1] if found is not None and found[0].handler == self._answer_infer else None
+    def takes(self, url: bytes, headers: RawHeaders) -> bool:
+        """Whether `url` is that of an infer route, without anything to decode."""
+        if not url.startswith(_MODELS) or b"%" in url or b"?" in url or not url.isascii():
+            return False
+        found = self._find(url.decode("ascii"))
+        return found is not None and found[0].handler == self._answer_infer
+
+    def begin(self, exchange: ConnectionExchange) -> None:
+        """Answer a request whose path `takes` has taken."""
+        found = self._find(exchange.path)
+        assert found is not None
+        self._infer.begin(exchange, found[1])
 
     def _model(self, exchange: Exchange, target: RequestTarget) -> Model:
-        return self._service.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
+        return self._server.models.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
 
-    async def _answer_infer(self, exchange: Exchange, target: RequestTarget) -> None:
-        await self._infer.answer(exchange, self._model(exchange, target), target)
+    async def _answer_infer(self, exchange: AsgiExchange, target: RequestTarget) -> None:
+        await self._infer.answer(exchange, target)
+        await exchange.wait()
 
-    async def _answer_generate(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def _answer_generate(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         await self._generate.answer_whole(exchange, self._model(exchange, target), target)
 
-    async def _answer_generate_stream(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def _answer_generate_stream(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         await self._generate.answer_stream(exchange, self._model(exchange, target), target)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = AsgiExchange(scope, receive, send)
         log.debug("HTTP request: %s %s", exchange.method, exchange.path)
         try:
             await self._answer(exchange)
@@ -200,13 +210,10 @@ class V2App:
         except Exception as error:
             if exchange.has_started:
                 raise  # the server closes the connection, so that nothing looks complete
-            refusal = as_sluice_error(error, exchange.request_id)
-            # The traceback holds frames that hold the job and its response, which hold the error. Left to the garbage
-            # collector, refusals under load would stop everything else for a tenth of a second every other second.
-            error.__traceback__ = None
-            await reply_error(exchange, refusal)
+            status, body, headers = refusal_of(exchange, error)
+            await exchange.reply(status, body, JSON, headers)
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(self, exchange: AsgiExchange) -> None:
         found = self._find(exchange.path)
         if found is None:
             raise SluiceError(ErrorCode.NOT_FOUND, "Not Found")

@@ -10,7 +10,7 @@ from typing import TypeVar
 import orjson
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.gateway.http.v2.exchange import Exchange, RequestTarget
+from sluice.gateway.http.v2.exchange import AsgiExchange, RequestTarget
 from sluice.gateway.http.v2.json_document import (
     array_member,
     boolean,
@@ -23,7 +23,7 @@ from sluice.gateway.http.v2.json_document import (
 )
 from sluice.gateway.http.v2.request import BodyReader
 from sluice.gateway.v2.log_settings import LOG_SETTINGS, LogValue
-from sluice.gateway.v2.server import V2Service
+from sluice.gateway.v2.server import V2Server
 from sluice.gateway.v2.trace_values import TRACE_SETTINGS, TraceValue
 from sluice.serving.request import LATEST
 
@@ -35,16 +35,16 @@ _CUDA_HANDLE_BYTES = 64
 class SystemMemoryRoutes:
     """Answers under /v2/systemsharedmemory."""
 
-    def __init__(self, service: V2Service, body: BodyReader) -> None:
-        self._regions = service.shared_memory
+    def __init__(self, server: V2Server, body: BodyReader) -> None:
+        self._regions = server.shared_memory
         self._body = body
 
-    async def status(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def status(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Return the named region, or all regions."""
         rows = [asdict(region) for region in self._regions.status(target.name or None)]
         await exchange.reply(200, orjson.dumps(rows))
 
-    async def register(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def register(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Map the shared memory that the body describes under the region's name."""
         self._regions.require_allowed()
         if not target.name:
@@ -55,7 +55,7 @@ class SystemMemoryRoutes:
         self._regions.register(target.name, key, offset, _required_member(document, "byte_size", unsigned))
         await exchange.reply(200)
 
-    async def unregister(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def unregister(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Unregister the named region, or all regions."""
         self._regions.unregister(target.name)
         await exchange.reply(200)
@@ -64,17 +64,17 @@ class SystemMemoryRoutes:
 class CudaMemoryRoutes:
     """Answers under /v2/cudasharedmemory as a server without a GPU: there is no region, and none can be registered."""
 
-    def __init__(self, service: V2Service, body: BodyReader) -> None:
-        self._regions = service.shared_memory
+    def __init__(self, server: V2Server, body: BodyReader) -> None:
+        self._regions = server.shared_memory
         self._body = body
 
-    async def status(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def status(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         if target.name:
             text = f"Unable to find cuda shared memory region: '{target.name}'"
             raise SluiceError(ErrorCode.NOT_FOUND, text)
         await exchange.reply(200, b"[]")
 
-    async def register(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def register(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Refuse: first where it is not allowed, then for what the body lacks, then because there is no GPU."""
         self._regions.require_allowed()
         if not target.name:
@@ -88,7 +88,7 @@ class CudaMemoryRoutes:
         text = f"failed to register CUDA shared memory region: '{target.name}', GPUs not supported"
         raise invalid("raw_handle", text)
 
-    async def unregister(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def unregister(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         self._regions.require_allowed()
         await exchange.reply(200)
 
@@ -120,21 +120,21 @@ _LOG_TYPES: dict[str, Callable[[object], LogValue]] = {
 class SettingRoutes:
     """Answers …/trace/setting and /v2/logging: GET returns the settings, POST changes and then returns them."""
 
-    def __init__(self, service: V2Service, body: BodyReader) -> None:
-        self._service = service
+    def __init__(self, server: V2Server, body: BodyReader) -> None:
+        self._server = server
         self._body = body
 
-    async def trace(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def trace(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Answer for the trace settings of the named model or of all models."""
-        if target.name and not self._service.is_model_ready(target.name, LATEST):
+        if target.name and not self._server.is_model_ready(target.name, LATEST):
             raise invalid("model", f"Request for unknown model : {target.name}")
-        settings, model = self._service.trace, target.name or None
+        settings, model = self._server.trace, target.name or None
         if exchange.method == "POST":
             settings.update(_trace_values(await self._body.read_settings(exchange)), model)
         await exchange.reply(200, orjson.dumps(settings.get(model)))
 
-    async def log(self, exchange: Exchange, target: RequestTarget) -> None:
-        settings = self._service.log_settings
+    async def log(self, exchange: AsgiExchange, target: RequestTarget) -> None:
+        settings = self._server.log_settings
         if exchange.method == "POST":
             settings.update(_log_values(await self._body.read_settings(exchange)))
         await exchange.reply(200, orjson.dumps(settings.get()))

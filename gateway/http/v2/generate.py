@@ -1,7 +1,7 @@
 """The generate and generate_stream routes, over any model whose tensors JSON can carry."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import TypeVar
 
@@ -11,13 +11,13 @@ from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
 from sluice.gateway.calls import ending_with_key
 from sluice.gateway.http.errors import as_sluice_error
 from sluice.gateway.http.request import run_while_connected
-from sluice.gateway.http.v2.exchange import EVENTS, Exchange, RequestTarget, error_json
+from sluice.gateway.http.v2.exchange import EVENTS, AsgiExchange, RequestTarget, error_json
 from sluice.gateway.http.v2.generate_request import parse_generate_request
 from sluice.gateway.http.v2.long_document import INLINE_BYTES
 from sluice.gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader, refuse_encoding
 from sluice.gateway.http.v2.tensor_json import encode_value
 from sluice.gateway.long_work import LONG_ELEMENTS, prepare_inputs, run_aside
-from sluice.gateway.v2.server import V2Service
+from sluice.gateway.v2.server import V2Server
 from sluice.gateway.v2.trace import Trace, following
 from sluice.pipelines.llm.model import LlmModel
 from sluice.serving.model import Model, ResponseStream
@@ -82,33 +82,37 @@ def _error_event(error: SluiceError) -> bytes:
 class GenerateRoute:
     """Answers POST …/generate and …/generate_stream."""
 
-    def __init__(self, service: V2Service, body: BodyReader, headers: HeaderReader) -> None:
-        self._service = service
+    def __init__(self, server: V2Server, body: BodyReader, headers: HeaderReader) -> None:
+        self._server = server
         self._body = body
         self._headers = headers
 
-    async def answer_whole(self, exchange: Exchange, model: Model, target: RequestTarget) -> None:
+    async def answer_whole(self, exchange: AsgiExchange, model: Model, target: RequestTarget) -> None:
         """Answer with the one response, as a JSON object. Raises SluiceError, and ClientDisconnect."""
         request = await self._read(exchange, model, is_streaming=False)
         if model.is_retired:  # while the body came in
-            model = self._service.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
+            model = self._server.models.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
         _refuse_stream(model, request)
         if model.spec.has_sequences:
-            model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY_HEADER))
-        trace = self._service.trace.begin(model, request)
+            model = self._server.models.route_sequence(
+                model, request, target.version_number, exchange.header(STICKY_HEADER)
+            )
+        trace = self._server.trace.begin(model, request)
         await run_while_connected(exchange.receive, _send_whole(exchange, model, request, trace))
 
-    async def answer_stream(self, exchange: Exchange, model: Model, target: RequestTarget) -> None:
+    async def answer_stream(self, exchange: AsgiExchange, model: Model, target: RequestTarget) -> None:
         """Answer with every response, as server-sent events. Raises like `answer_whole`, before the first event."""
         request = await self._read(exchange, model, is_streaming=True)
         if model.is_retired:  # while the body came in
-            model = self._service.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
+            model = self._server.models.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
         if model.spec.has_sequences:
-            model = self._service.route_sequence(model, request, target.version_number, exchange.header(STICKY_HEADER))
-        trace = self._service.trace.begin(model, request)
+            model = self._server.models.route_sequence(
+                model, request, target.version_number, exchange.header(STICKY_HEADER)
+            )
+        trace = self._server.trace.begin(model, request)
         await run_while_connected(exchange.receive, _send_stream(exchange, model, request, trace))
 
-    async def _read(self, exchange: Exchange, model: Model, is_streaming: bool) -> InferRequest:
+    async def _read(self, exchange: AsgiExchange, model: Model, is_streaming: bool) -> InferRequest:
         refuse_encoding(exchange)
         body = await self._body.read(exchange)
         if len(body) > INLINE_BYTES:
@@ -129,48 +133,31 @@ def _refuse_stream(model: Model, request: InferRequest) -> None:
         raise invalid("stream", _NOT_ONE_RESPONSE)
 
 
-def _read_responses(
+async def _read_responses(
     model: Model, request: InferRequest, trace: Trace | None
 ) -> AsyncGenerator[list[InferResponse], None]:
     """Yield the responses that count, as many at a time as have arrived. Closing cancels the request."""
-    batches = _countable(model, request, trace)
-    return batches if trace is None else _traced(batches, trace)
-
-
-async def _traced(
-    batches: AsyncGenerator[list[InferResponse], None], trace: Trace
-) -> AsyncGenerator[list[InferResponse], None]:
-    trace.capture("REQUEST_START")
-    try:
-        async with aclosing(batches):
-            async for batch in batches:
-                trace.capture("INFER_RESPONSE_COMPLETE")
-                yield batch
-    finally:
-        trace.capture("REQUEST_END")
-        trace.finish()
-
-
-async def _countable(
-    model: Model, request: InferRequest, trace: Trace | None
-) -> AsyncGenerator[list[InferResponse], None]:
-    with following(trace):
-        stream = ResponseStream(model, request)
-    gives_any_number = model.is_decoupled_for(request)
-    try:
-        is_over = False
+    gives_any_number, is_over = model.is_decoupled_for(request), False
+    with ExitStack() as at_end:
+        if trace is not None:
+            trace.capture("REQUEST_START")
+            at_end.callback(trace.finish)
+            at_end.callback(trace.capture, "REQUEST_END")
+        with following(trace):
+            stream = ResponseStream(model, request)
+        at_end.callback(stream.cancel)
         while not is_over:
             arrived = await stream.wait()
             is_over = arrived[-1].is_final
             if gives_any_number:
                 arrived = [response for response in arrived if not response.is_empty]
+            if arrived and trace is not None:
+                trace.capture("INFER_RESPONSE_COMPLETE")
             if arrived:
                 yield arrived
-    finally:
-        stream.cancel()
 
 
-async def _send_whole(exchange: Exchange, model: Model, request: InferRequest, trace: Trace | None) -> None:
+async def _send_whole(exchange: AsgiExchange, model: Model, request: InferRequest, trace: Trace | None) -> None:
     counted: list[InferResponse] = []
     async with aclosing(_read_responses(model, request, trace)) as batches:
         async for batch in batches:
@@ -207,7 +194,7 @@ def _json(writer: _ResponseWriter, response: InferResponse) -> tuple[int, bytes]
         return _MODEL_FAILED, error_json(error)
 
 
-async def _send_stream(exchange: Exchange, model: Model, request: InferRequest, trace: Trace | None) -> None:
+async def _send_stream(exchange: AsgiExchange, model: Model, request: InferRequest, trace: Trace | None) -> None:
     writer = _ResponseWriter(model, request.id)
     try:
         with ending_with_key():
@@ -236,7 +223,7 @@ def _grouped(batch: list[InferResponse]) -> Iterator[list[InferResponse]]:
     return (batch[start : start + size] for start in range(0, len(batch), size))
 
 
-async def _start_stream(exchange: Exchange, model: Model, writer: _ResponseWriter, first: InferResponse) -> None:
+async def _start_stream(exchange: AsgiExchange, model: Model, writer: _ResponseWriter, first: InferResponse) -> None:
     """Send the head: the first response decides the status. An LLM's error is raised, as its stream has not begun."""
     if first.error is not None and _keeps_code(model, first.error):
         raise first.error

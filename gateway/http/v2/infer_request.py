@@ -1,11 +1,10 @@
 """From the body of an infer request to an InferRequest: JSON, then bytes of the inputs that came as bytes."""
 
 import re
-from dataclasses import dataclass, field
 from math import prod
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.gateway.http.v2.infer_response import AS_BINARY, AS_JSON, OutputPlan, find_window, parse_outputs
+from sluice.gateway.http.v2.infer_response import find_window, parse_outputs
 from sluice.gateway.http.v2.json_document import (
     MAX_INT64,
     array_member,
@@ -21,12 +20,12 @@ from sluice.gateway.http.v2.json_document import (
 )
 from sluice.gateway.http.v2.long_document import INLINE_BYTES, MAX_TEXT_CHARS, ArrayText, parse_document
 from sluice.gateway.http.v2.tensor_json import parse_tensor
-from sluice.gateway.long_work import prepare_inputs, run_aside
-from sluice.gateway.v2.shared_memory import LONG_COPY_BYTES, LongCopyError, SharedMemoryRegistry, copy_window
+from sluice.gateway.v2.infer import AS_BINARY, AS_JSON, OutputPlan, V2Request
+from sluice.gateway.v2.shared_memory import LONG_COPY_BYTES, SharedMemoryRegistry, copy_window
 from sluice.pipelines.text.model import text_model_of
 from sluice.serving.model import Model
 from sluice.serving.request import InferRequest, Parameter, SequenceFlag
-from sluice.serving.spec import ModelSpec, TensorSpec
+from sluice.serving.spec import TensorSpec
 from sluice.serving.tensors import byte_strings
 from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES
 from sluice.serving.tensors.tensor import Tensor, format_shape
@@ -35,14 +34,6 @@ PROTOCOL = "v2_http"
 _COPIED_BYTES = 4096
 """Size below which a copy costs less than a view, and frees the body."""
 _LEADING_INTEGER = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
-
-
-@dataclass(slots=True)
-class HttpInferRequest:
-    """A request to a model, and the form in which the client wants each output."""
-
-    request: InferRequest
-    plan: OutputPlan = field(default_factory=OutputPlan)
 
 
 def parse_header_length(text: str, body_length: int) -> int:
@@ -62,28 +53,6 @@ def parse_header_length(text: str, body_length: int) -> int:
     return length
 
 
-async def parse_infer_request(
-    body: bytes | bytearray, json_length: int, model: Model, shared_memory: SharedMemoryRegistry
-) -> HttpInferRequest:
-    """Parse the request to `model` in `body`. Raises SluiceError in Triton's words.
-
-    Long JSON and tensors of many strings are read on a thread.
-    """
-
-    def parse() -> HttpInferRequest:
-        return parse_at_once(body, json_length, model, shared_memory)
-
-    if takes_long(body, json_length):
-        parsed = await run_aside(parse)
-    else:
-        try:
-            parsed = parse()
-        except LongCopyError:
-            parsed = await run_aside(parse)
-    await prepare_inputs(parsed.request, model)
-    return parsed
-
-
 def takes_long(body: bytes | bytearray, json_length: int) -> bool:
     """Whether a thread is to read a body: its JSON is long, or it is one long input, which may be a string."""
     return json_length > INLINE_BYTES or (json_length == 0 and len(body) > LONG_COPY_BYTES)
@@ -94,16 +63,16 @@ def max_string_chars(model: Model) -> int | None:
     return None if text_model_of(model) is None else MAX_TEXT_CHARS
 
 
-def parse_at_once(
+def parse_infer_request(
     body: bytes | bytearray, json_length: int, model: Model, shared_memory: SharedMemoryRegistry
-) -> HttpInferRequest:
-    """Parse like `parse_infer_request`, on the calling thread, and prepare nothing."""
+) -> V2Request:
+    """Parse any request to `model` in `body`. Raises SluiceError in Triton's words, and LongCopyError."""
     if json_length == 0:
-        return _parse_raw(body, model.spec)
+        return _parse_raw(body, model)
     document = parse_document(
         body if json_length == len(body) else memoryview(body)[:json_length], max_string_chars(model)
     )
-    parsed = HttpInferRequest(InferRequest(inputs={}, protocol=PROTOCOL))
+    parsed = V2Request(model, InferRequest(inputs={}, protocol=PROTOCOL), OutputPlan())
     if has(document, "id"):
         parsed.request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")
     if has(document, "parameters"):
@@ -258,11 +227,12 @@ def _check_sources(each: object, parameters: object) -> None:
         raise invalid("inputs", complaint + ("set " + " ".join(sources_set) if sources_set else "no field is set"))
 
 
-def _parse_raw(body: bytes | bytearray, model_spec: ModelSpec) -> HttpInferRequest:
+def _parse_raw(body: bytes | bytearray, model: Model) -> V2Request:
     """Parse a raw binary request: the body is the one input, whose type is the model's.
 
     Raises INVALID where its shape does not follow from the length.
     """
+    model_spec = model.spec
     request = InferRequest(inputs={}, protocol=PROTOCOL)
     if len(model_spec.inputs) != 1:
         complaint = (
@@ -279,7 +249,7 @@ def _parse_raw(body: bytes | bytearray, model_spec: ModelSpec) -> HttpInferReque
         complaint = f"input byte size mismatch for input 'raw_input' for model '{model_spec.name}'."
         raise invalid(spec.name, f"{request.log_prefix}{complaint} Expected {expected}, got {len(body)}")
     request.inputs[spec.name] = tensor
-    return HttpInferRequest(request, OutputPlan(default=AS_BINARY))
+    return V2Request(model, request, OutputPlan(default=AS_BINARY))
 
 
 def _deduce_raw(

@@ -2,7 +2,6 @@
 
 import zlib
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 import orjson
@@ -10,12 +9,10 @@ import orjson
 from sluice.errors import SluiceError, invalid
 from sluice.gateway.http.v2.json_document import array_member, boolean, find, has, string, string_member, unsigned
 from sluice.gateway.http.v2.tensor_json import encode_pieces
-from sluice.gateway.long_work import LONG_ELEMENTS, run_aside
-from sluice.gateway.v2.classification import classify
-from sluice.gateway.v2.shared_memory import LONG_COPY_BYTES, SharedMemoryRegistry, write_output
+from sluice.gateway.v2.infer import AS_JSON, OutputForm, OutputPlan, RequestedOutput, classified
+from sluice.gateway.v2.shared_memory import SharedMemoryRegistry, write_output
 from sluice.serving.model import Model
 from sluice.serving.request import InferResponse
-from sluice.serving.tensors.datatypes import BYTES
 from sluice.serving.tensors.tensor import Buffer, Tensor
 
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
@@ -26,37 +23,6 @@ _LEVEL = 1
 _JOINED_BYTES = 256 << 10
 INLINE_BYTES = 64 << 10
 """Length below which an answer is compressed on the event loop; longer ones go to a thread."""
-
-
-class OutputForm(Enum):
-    """Where an output's data goes."""
-
-    JSON = "json"
-    BINARY = "binary"
-    SHARED_MEMORY = "shared memory"
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedOutput:
-    """The form of one output. `num_classes` 0: no classification. `window` is the shared memory to write it to."""
-
-    form: OutputForm
-    num_classes: int = 0
-    window: memoryview | None = None
-
-
-AS_JSON, AS_BINARY = RequestedOutput(OutputForm.JSON), RequestedOutput(OutputForm.BINARY)
-
-
-@dataclass(slots=True)
-class OutputPlan:
-    """The requested forms of a request's outputs by name, and the form of those that it does not name."""
-
-    default: RequestedOutput = AS_JSON
-    named: dict[str, RequestedOutput] = field(default_factory=dict)
-
-    def find(self, output: str) -> RequestedOutput:
-        return self.named.get(output, self.default)
 
 
 def parse_outputs(
@@ -127,36 +93,11 @@ class _Pieces:
     has_binary: bool = False
 
 
-async def encode_infer_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
+def encode_infer_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
     """Encode the answer in the form that the client requested; outputs for shared memory are written there.
 
-    Long JSON and tensors of many strings are encoded on a thread. Raises SluiceError where an output cannot have its
-    requested form.
+    Raises SluiceError where an output cannot have its requested form.
     """
-    if is_short(response, plan):
-        return encode_short_response(model, response, plan)
-    return await run_aside(lambda: encode_short_response(model, response, plan))
-
-
-def is_short(response: InferResponse, plan: OutputPlan) -> bool:
-    """Whether the answer is encoded faster than a thread would begin to."""
-    num_elements = 0
-    for tensor in response.outputs:
-        if _takes_python(tensor, plan):
-            num_elements += tensor.num_elements
-        elif plan.find(tensor.name).window is not None and tensor.size_bytes >= LONG_COPY_BYTES:
-            return False
-    return num_elements < LONG_ELEMENTS
-
-
-def _takes_python(tensor: Tensor, plan: OutputPlan) -> bool:
-    """Whether the time to encode the output grows with its elements."""
-    requested = plan.find(tensor.name)
-    return requested.form is OutputForm.JSON or requested.num_classes > 0 or tensor.datatype == BYTES.name
-
-
-def encode_short_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
-    """Encode like `encode_infer_response`, on the calling thread."""
     pieces = _Pieces()
     for tensor in response.outputs:
         _add_output(pieces, tensor, plan.find(tensor.name), model)
@@ -182,9 +123,7 @@ def _head(model: Model, response: InferResponse) -> bytes:
 
 
 def _add_output(pieces: _Pieces, tensor: Tensor, requested: RequestedOutput, model: Model) -> None:
-    if requested.num_classes:
-        labels = model.labels.get(tensor.name, ())
-        tensor = classify(tensor, requested.num_classes, labels, is_batched=model.spec.max_batch_size > 0)
+    tensor = classified(model, tensor, requested)
     name, shape = orjson.dumps(tensor.name), ",".join(map(str, tensor.shape)).encode()
     comma = b"," if pieces.outputs else b""
     text = b'%s{"name":%s,"datatype":"%s","shape":[%s]' % (comma, name, tensor.datatype.encode(), shape)
@@ -202,18 +141,11 @@ def _add_output(pieces: _Pieces, tensor: Tensor, requested: RequestedOutput, mod
             pieces.outputs.append(text + b"}")
 
 
-async def compress_body(body: list[Buffer], accept: str) -> tuple[list[Buffer], tuple[tuple[bytes, bytes], ...]]:
+def compress_body(body: list[Buffer], accept: str) -> tuple[list[Buffer], tuple[tuple[bytes, bytes], ...]]:
     """Compress the pieces of a body by the Accept-Encoding header `accept`, as Triton does.
 
     Returns also the headers to send.
     """
-    if sum(map(len, body)) < INLINE_BYTES:
-        return compress_short(body, accept)
-    return await run_aside(lambda: compress_short(body, accept))
-
-
-def compress_short(body: list[Buffer], accept: str) -> tuple[list[Buffer], tuple[tuple[bytes, bytes], ...]]:
-    """Compress like `compress_body`, on the calling thread."""
     encoding = choose_encoding(accept) if accept else "identity"
     if encoding == "identity":
         return body, ()

@@ -8,7 +8,7 @@ import orjson
 
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.calls import is_visible, note_model
-from sluice.gateway.http.v2.exchange import Exchange, RequestTarget
+from sluice.gateway.http.v2.exchange import AsgiExchange, RequestTarget
 from sluice.gateway.http.v2.json_document import boolean, find, has, member_of_request, members, string
 from sluice.gateway.http.v2.long_document import parse_document
 from sluice.gateway.http.v2.request import BodyReader, refuse_encoding
@@ -22,7 +22,7 @@ from sluice.gateway.v2.repository import (
     load_model,
     unload_model,
 )
-from sluice.gateway.v2.server import V2Service, model_metadata, server_metadata, statistics
+from sluice.gateway.v2.server import V2Server, model_metadata, server_metadata, statistics
 from sluice.serving.config.config_json import config_json
 from sluice.serving.repository.routing import Routing
 
@@ -39,75 +39,75 @@ _EXPECTED_WEIGHTS = (
 class ModelRoutes:
     """Answers requests that change nothing."""
 
-    def __init__(self, service: V2Service) -> None:
-        self._service = service
+    def __init__(self, server: V2Server) -> None:
+        self._server = server
 
-    async def server(self, exchange: Exchange, target: RequestTarget) -> None:
-        await _reply(exchange, server_metadata(self._service.identity))
+    async def server(self, exchange: AsgiExchange, target: RequestTarget) -> None:
+        await _reply(exchange, server_metadata(self._server.name))
 
-    async def live(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def live(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Answer 200, or 400 where the server should be restarted."""
-        await _reply_health(exchange, self._service.is_live())
+        await _reply_health(exchange, self._server.health.is_live())
 
-    async def ready(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def ready(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Answer 200 where the server takes requests, else 400."""
-        await _reply_health(exchange, self._service.is_ready())
+        await _reply_health(exchange, self._server.health.is_ready())
 
-    async def model_ready(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def model_ready(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Answer 200 where a model takes requests, else 400."""
-        if not self._service.is_model_ready(target.name, target.version_number):
+        if not self._server.is_model_ready(target.name, target.version_number):
             raise invalid("model", _NOT_READY)
         await _reply_health(exchange, True)
 
-    async def metadata(self, exchange: Exchange, target: RequestTarget) -> None:
-        model = self._service.find(target.name, target.version_number)
+    async def metadata(self, exchange: AsgiExchange, target: RequestTarget) -> None:
+        model = self._server.models.find(target.name, target.version_number)
         if target.version:
             versions = [model.version]
         else:
-            versions = [each.version for each in self._service.repository.versions(target.name)]
+            versions = [each.version for each in self._server.repository.versions(target.name)]
         await _reply(exchange, model_metadata(model, versions))
 
-    async def config(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def config(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Return a model's configuration as completed at load."""
-        await exchange.reply(200, config_json(self._service.find(target.name, target.version_number).config))
+        await exchange.reply(200, config_json(self._server.models.find(target.name, target.version_number).config))
 
-    async def statistics(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def statistics(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Return the statistics of a model, or of every model. Raises INVALID for an unknown one."""
-        models = [each for each in self._service.repository.models() if is_visible(each.name)]
+        models = [each for each in self._server.repository.models() if is_visible(each.name)]
         await _reply(exchange, statistics(models, target.name, target.version_number))
 
 
-async def _reply(exchange: Exchange, payload: dict[str, Any]) -> None:
+async def _reply(exchange: AsgiExchange, payload: dict[str, Any]) -> None:
     await exchange.reply(200, orjson.dumps(payload))
 
 
-async def _reply_health(exchange: Exchange, is_ok: bool) -> None:
+async def _reply_health(exchange: AsgiExchange, is_ok: bool) -> None:
     await exchange.reply(200 if is_ok else 400, content_type=_PLAIN)
 
 
 class RepositoryRoutes:
     """Answers under /v2/repository."""
 
-    def __init__(self, service: V2Service, body: BodyReader) -> None:
-        self._service = service
+    def __init__(self, server: V2Server, body: BodyReader) -> None:
+        self._server = server
         self._body = body
 
-    async def index(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def index(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Return every model of the repository and every adapter, or with `ready` those that are ready."""
         document = await self._body.read_settings(exchange, is_optional=True)
         with member_of_request("ready"):
             ready_only = has(document, "ready") and boolean(find(document, "ready"))
-        await exchange.reply(200, orjson.dumps(await index_rows(self._service, ready_only)))
+        await exchange.reply(200, orjson.dumps(await index_rows(self._server, ready_only)))
 
-    async def load(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def load(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Load or reload a model, with the configuration and files that the request brings; or an adapter."""
         refuse_encoding(exchange)
         body = await self._body.read(exchange)
-        load = await run_aside(lambda: _parse_load(self._service, parse_document(body))) if body else LoadRequest()
-        await load_model(self._service, target.name, load)
+        load = await run_aside(lambda: _parse_load(self._server, parse_document(body))) if body else LoadRequest()
+        await load_model(self._server, target.name, load)
         await exchange.reply(200)
 
-    async def unload(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def unload(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Unload a model or an adapter. A body that cannot be read counts as absent, as in Triton."""
         try:
             parameters = find(await self._body.read_settings(exchange), "parameters")
@@ -118,15 +118,15 @@ class RepositoryRoutes:
         base_model = find(parameters, BASE_MODEL)
         unload_dependents = find(parameters, "unload_dependents") is True
         await unload_model(
-            self._service, target.name, base_model if isinstance(base_model, str) else "", unload_dependents
+            self._server, target.name, base_model if isinstance(base_model, str) else "", unload_dependents
         )
         await exchange.reply(200)
 
-    async def refuse_repository(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def refuse_repository(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         raise SluiceError(ErrorCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
 
 
-def _parse_load(service: V2Service, document: object) -> LoadRequest:
+def _parse_load(server: V2Server, document: object) -> LoadRequest:
     """Return the parameters of a load request."""
     if not has(document, "parameters"):
         return LoadRequest()
@@ -147,7 +147,7 @@ def _parse_load(service: V2Service, document: object) -> LoadRequest:
         else:
             known = f"none of config, {_FILE_PREFIX}PATH, {', '.join(ADAPTER_PARAMETERS)}"
             raise invalid(name, f"parameter '{name}' is {known}")
-    return build_load(service, config, files, adapter)
+    return build_load(server, config, files, adapter)
 
 
 def _decode_file(name: str, text: str) -> bytes:
@@ -167,13 +167,13 @@ class VersionRoutingRoute:
     GET returns the weights and the shares that they give; POST sets weights and returns the result.
     """
 
-    def __init__(self, service: V2Service, body: BodyReader) -> None:
-        self._service = service
+    def __init__(self, server: V2Server, body: BodyReader) -> None:
+        self._server = server
         self._body = body
 
-    async def answer(self, exchange: Exchange, target: RequestTarget) -> None:
+    async def answer(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Answer either method. Raises SluiceError INVALID, naming the field, for a body without valid weights."""
-        repository = self._service.repository
+        repository = self._server.repository
         note_model(target.name)
         if exchange.method == "POST":
             repository.set_weights(target.name, _parse_weights(await self._body.read_settings(exchange)))

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from sluice.gateway.http.v2.infer_request import PROTOCOL, BinaryData, HttpInferRequest, count_elements
-from sluice.gateway.http.v2.infer_response import AS_BINARY, AS_JSON, OutputPlan
+from sluice.gateway.http.v2.infer_request import PROTOCOL, BinaryData, count_elements
 from sluice.gateway.http.v2.json_document import MAX_INT64
 from sluice.gateway.http.v2.tensor_json import parse_tensor
+from sluice.gateway.v2.infer import AS_BINARY, AS_JSON, OutputPlan, V2Request
+from sluice.serving.model import Model
 from sluice.serving.request import InferRequest
 from sluice.serving.tensors.datatypes import DATA_TYPES
 from sluice.serving.tensors.tensor import Tensor
@@ -54,7 +55,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 _decode = msgspec.json.Decoder(_Document).decode
 
 
-def parse_plain_request(body: bytes, json_length: int, model: str) -> HttpInferRequest | None:
+def parse_plain_request(body: bytes | bytearray, json_length: int, model: Model) -> V2Request | None:
     """Return the request to `model`; None for one that has other members, or that may be at fault.
 
     Raises SluiceError for some faults, in the same words as `parse_infer_request`.
@@ -64,7 +65,7 @@ def parse_plain_request(body: bytes, json_length: int, model: str) -> HttpInferR
         document = _decode(body if is_json else memoryview(body)[:json_length])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    binary_data = None if is_json else BinaryData(memoryview(body)[json_length:], model)
+    binary_data = None if is_json else BinaryData(memoryview(body)[json_length:], model.name)
     inputs: dict[str, Tensor] = {}
     for each in document.inputs:
         tensor = _parse_input(each, binary_data)
@@ -78,7 +79,7 @@ def parse_plain_request(body: bytes, json_length: int, model: str) -> HttpInferR
         plan.named[output.name] = AS_BINARY if output.parameters.binary_data else AS_JSON
     if len(plan.named) != len(document.outputs):
         return None
-    return HttpInferRequest(InferRequest(inputs, document.id, tuple(plan.named), protocol=PROTOCOL), plan)
+    return V2Request(model, InferRequest(inputs, document.id, tuple(plan.named), protocol=PROTOCOL), plan)
 
 
 def _parse_input(each: _Input, binary_data: BinaryData | None) -> Tensor | None:

@@ -1,20 +1,16 @@
 """Reads a request: its body, bounded in size and time and decompressed, and the headers that add to it."""
 
-import asyncio
-from collections.abc import Mapping
-from typing import Any
-
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.calls import allowed_priority, current_call
 from sluice.gateway.http.content_coding import ENCODING, PackedBody
 from sluice.gateway.http.errors import UnknownEncodingError, body_too_large
-from sluice.gateway.http.protocol import NAMES_AS_SENT
-from sluice.gateway.http.request import BODY_TIMEOUT_S, body_timeout, next_piece, parse_scheduling
-from sluice.gateway.http.v2.exchange import Exchange
+from sluice.gateway.http.exchange import Exchange
+from sluice.gateway.http.request import next_piece, parse_scheduling
+from sluice.gateway.http.v2.exchange import AsgiExchange
 from sluice.gateway.http.v2.json_document import parse
 from sluice.gateway.long_work import LONG_BYTES, trim_later
+from sluice.gateway.models import STICKY_HEADER as STICKY_TEXT
 from sluice.gateway.options.http import RequestOptions
-from sluice.gateway.sessions import STICKY_HEADER as STICKY_TEXT
 from sluice.gateway.v2.forwarded_headers import ForwardedHeaders
 from sluice.serving.request import InferRequest
 
@@ -33,7 +29,6 @@ class BodyReader:
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._advice = f"{limit_bytes} bytes. Use --http-max-input-size to increase the limit."
-        self._timeouts = _ReadTimeouts()
 
     async def read_settings(self, exchange: Exchange, *, is_optional: bool = False) -> object:
         """Return the document of a request that carries settings; {} for an empty body, where it `is_optional`.
@@ -52,34 +47,28 @@ class BodyReader:
         Raises TOO_LARGE for a longer one as soon as that is known, DEADLINE where the client stops sending, and
         ClientDisconnect.
         """
+        if exchange.body is not None:
+            self.check_length(exchange, len(exchange.body))
+            return exchange.body
+        assert isinstance(exchange, AsgiExchange)
         declared = exchange.headers.get(b"content-length")
-        if declared is not None and int(declared) > self._limit_bytes:
-            raise self._too_large(exchange, f"{int(declared)}")
-        reader = asyncio.current_task()
-        assert reader is not None
-        self._timeouts.begin(reader)
-        try:
-            return await self._collect(exchange, reader)
-        except asyncio.CancelledError:
-            if not self._timeouts.has_expired(reader):
-                raise
-            reader.uncancel()
-            raise body_timeout() from None
-        finally:
-            self._timeouts.end(reader)
-
-    async def _collect(self, exchange: Exchange, reader: asyncio.Task[Any]) -> bytes | bytearray:
+        if declared is not None:
+            self.check_length(exchange, int(declared))
         body, more = await next_piece(exchange.receive)
         pieces = bytearray(body) if more else body
         while more and len(pieces) <= self._limit_bytes:
-            self._timeouts.begin(reader)
             piece, more = await next_piece(exchange.receive)
             pieces += piece
-        if len(pieces) > self._limit_bytes:
-            raise self._too_large(exchange, f"more than {self._limit_bytes}")
+        self.check_length(exchange, len(pieces))
         if len(pieces) >= LONG_BYTES:
             trim_later()
         return pieces
+
+    def check_length(self, exchange: Exchange, num_bytes: int) -> None:
+        """Raise TOO_LARGE for a body of so many bytes where that is too many."""
+        if num_bytes > self._limit_bytes:
+            is_declared = b"content-length" in exchange.headers
+            raise self._too_large(exchange, f"{num_bytes}" if is_declared else f"more than {self._limit_bytes}")
 
     def _too_large(self, exchange: Exchange, size: str) -> SluiceError:
         """Return Triton's error for a body of `size` bytes: it names what of the body is too large."""
@@ -123,41 +112,6 @@ def refuse_encoding(exchange: Exchange) -> None:
         raise invalid("content-encoding", "Unsupported content-encoding, only 'identity' is supported.")
 
 
-class _ReadTimeouts:
-    """Cancels tasks whose clients stopped sending. There is one timer for all: one each would cost more than a read."""
-
-    def __init__(self) -> None:
-        self._waiting_since: dict[asyncio.Task[Any], float] = {}
-        self._expired: set[asyncio.Task[Any]] = set()
-        self._is_watching = False
-
-    def begin(self, reader: asyncio.Task[Any]) -> None:
-        """Start the timeout of `reader`, which waits for its client's next piece."""
-        loop = reader.get_loop()
-        self._waiting_since[reader] = loop.time()
-        if not self._is_watching:
-            self._is_watching = True
-            loop.call_later(BODY_TIMEOUT_S, self._look, loop)
-
-    def end(self, reader: asyncio.Task[Any]) -> None:
-        self._waiting_since.pop(reader, None)
-        self._expired.discard(reader)
-
-    def has_expired(self, reader: asyncio.Task[Any]) -> bool:
-        """Whether `reader` was cancelled by its timeout."""
-        return reader in self._expired
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
-        for reader, since in self._waiting_since.items():
-            if now - since >= BODY_TIMEOUT_S and reader not in self._expired:
-                self._expired.add(reader)
-                reader.cancel()
-        self._is_watching = bool(self._waiting_since)
-        if self._is_watching:
-            loop.call_later(BODY_TIMEOUT_S / 2, self._look, loop)
-
-
 class HeaderReader:
     """Reads headers into requests. Names that match `pattern` are forwarded; None forwards none."""
 
@@ -166,25 +120,16 @@ class HeaderReader:
         self._session_headers = frozenset(name.encode() for name in defaults.session_headers)
         self._forwarded = ForwardedHeaders(pattern)
 
-    def are_plain(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether nothing of a request's headers reaches its model: none is forwarded, and none schedules it."""
-        for name in headers:
-            if self._is_own(name):
-                return False
-        return not self._forwarded or not self._forwarded.are_any(name.decode("latin-1") for name in headers)
-
     def schedule(self, exchange: Exchange, request: InferRequest) -> None:
         """Set tenant, priority and time limits. A header wins over the body. Raises INVALID, naming the header."""
-        own = [name for name in exchange.headers if self._is_own(name)]
+        sessions = self._session_headers
+        own = [name for name in exchange.headers if name.startswith(_OWN_PREFIX) or name in sessions]
         if own:
             self._read_own(exchange, request, own)
         call = current_call.get()
         if call is not None:
             request.tenant = call.tenant
             request.priority = allowed_priority(request.priority or None)
-
-    def _is_own(self, name: bytes) -> bool:
-        return name.startswith(_OWN_PREFIX) or name in self._session_headers
 
     def _read_own(self, exchange: Exchange, request: InferRequest, own: list[bytes]) -> None:
         scheduling = parse_scheduling({name.decode("latin-1"): exchange.header(name) for name in own}, self._defaults)
@@ -200,8 +145,6 @@ class HeaderReader:
         """Put the headers that match the pattern among the request's parameters. Raises INVALID for reserved names."""
         if not self._forwarded:
             return
-        sent = exchange.scope.get("extensions", {}).get(NAMES_AS_SENT)
-        names = sent["names"] if sent else [name for name, _ in exchange.scope["headers"]]
-        pairs = zip(names, exchange.scope["headers"], strict=True)
+        pairs = zip(exchange.names, exchange.raw_headers, strict=True)
         headers = ((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, (_, value) in pairs)
         request.parameters.update(self._forwarded.choose(headers))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import orjson
 
@@ -13,10 +13,11 @@ from sluice.gateway.calls import hold_call
 from sluice.gateway.http.openai.responses.archive import FINAL, LEASE_S, Archive, StoredResponse
 from sluice.gateway.http.openai.responses.generate import ResponseTurn, generate, keep
 from sluice.gateway.http.openai.responses.items import JsonObject
-from sluice.gateway.http.openai.responses.records import ABSENT
 from sluice.gateway.streams.kept import End, KeptStream, Origin, Pieces
-from sluice.gateway.streams.log import EventLog
 from sluice.gateway.streams.store import StreamStore
+from sluice.pipelines.text.consumers import Called
+from sluice.state.interface import ABSENT
+from sluice.state.log import EventLog
 
 log = logging.getLogger(__name__)
 _RENEWALS_PER_LEASE = 3
@@ -28,12 +29,13 @@ _ENDING_S = 5.0
 class BackgroundRun:
     """One response that is generated in the background. The events of a streamed one are kept from the first one on."""
 
-    def __init__(self, turn: ResponseTurn, *, is_streamed: bool, kept: KeptStream | None = None) -> None:
-        """`kept` has the events for other servers; None: this one alone has them."""
+    def __init__(self, turn: ResponseTurn, kept: KeptStream | None) -> None:
+        """`kept` takes the events; None: nobody may ask for them."""
         self.turn = turn
-        self.is_streamed = is_streamed
-        self.log = EventLog()
-        self._kept = kept
+        self.kept = kept
+        self._num_events = 0
+        self._last: list[bytes] = []
+        """The last events, among them all that are not in the log yet, or never will be as it was dropped."""
         self.failure: SluiceError | None = None
         """Why it was cancelled, where its client did not wish it."""
 
@@ -43,24 +45,26 @@ class BackgroundRun:
 
     def append(self, frames: list[bytes]) -> None:
         """Add the events that followed, where clients may ask for them."""
-        if self.is_streamed:
-            self.log.append(frames)
-        if self._kept is not None:
-            self._kept.publish(Pieces(frames))
+        if self.kept is not None:
+            self._last = [*self._unlogged(self.kept), *frames]
+            self._num_events += len(frames)
+            self.kept.publish(Pieces(frames))
+
+    def _unlogged(self, kept: KeptStream) -> list[bytes]:
+        return self._last[len(self._last) - self._num_events + len(kept.log) :]
 
     def end(self) -> None:
         """Let those who follow go: no more events come."""
-        self.log.end()
-        if self._kept is not None:
-            self._kept.publish(End(True))
+        if self.kept is not None:
+            self.kept.publish(End(True))
 
     def frames(self, last: bytes) -> list[bytes] | None:
         """Return its events and the `last` one, for clients that ask later; None where it is not streamed."""
-        return [*self.log.kept(), last] if self.is_streamed else None
+        return None if self.kept is None else [*self.kept.log.kept(), *self._unlogged(self.kept), last]
 
     def keep(self) -> AbstractContextManager[None]:
         """Keep its events in the context: nobody need read them meanwhile."""
-        return nullcontext() if self._kept is None else self._kept.reading()
+        return nullcontext() if self.kept is None else self.kept.reading()
 
 
 class BackgroundRuns:
@@ -89,7 +93,7 @@ class BackgroundRuns:
 
     async def start(self, turn: ResponseTurn, *, is_streamed: bool) -> BackgroundRun:
         """Store the response, which is queued, and begin to generate it. Raises UNAVAILABLE where it is not stored."""
-        run = BackgroundRun(turn, is_streamed=is_streamed, kept=await self._share(turn) if is_streamed else None)
+        run = BackgroundRun(turn, await self._keep_events(turn) if is_streamed else None)
         run.append(turn.reply.queue())
         stored = StoredResponse(orjson.dumps(turn.response), orjson.dumps(turn.items.all), session=turn.items.session)
         await self._archive.save(turn.owner, turn.response_id, stored)
@@ -102,24 +106,16 @@ class BackgroundRuns:
         await asyncio.sleep(0)  # a task that is cancelled before its first step would never store its end
         return run
 
-    async def _share(self, turn: ResponseTurn) -> KeptStream | None:
-        """Return where the events of a response are shared with other servers; None where they are not."""
+    async def _keep_events(self, turn: ResponseTurn) -> KeptStream:
+        """Return what takes the events of a response, and shares them with other servers where streams are shared."""
         streams = self._find_streams()
-        if streams is None or streams.shared is None:
-            return None
         origin = Origin(
-            stream_id=turn.response_id,
-            owner=turn.owner,
-            request_id=turn.request_id,
-            path=_PATH,
-            query=b"",
-            headers=[],
-            body=b"",
-            is_resumable=False,
-            keep_s=LEASE_S,
-            began_at=time.time(),
+            turn.response_id, turn.owner, turn.request_id, _PATH, b"", [], b"", False, LEASE_S, began_at=time.time()
         )
+        if streams is None or streams.shared is None:
+            return KeptStream(origin, EventLog(), lambda _: None)
         kept = streams.add(origin)
+        kept.log.max_bytes = None  # the archive gets all of them
         await streams.shared.begin(kept, None)
         return kept
 
@@ -143,9 +139,7 @@ class BackgroundRuns:
         turn = run.turn
         try:
             with hold_call(), run.keep():
-                async with aclosing(generate(turn)) as begun:
-                    async for frames in begun:
-                        run.append(frames)
+                await generate(turn, Called(run.append))
         except asyncio.CancelledError:
             run.append(turn.reply.cancel() if run.failure is None else turn.reply.fail(run.failure))
         try:

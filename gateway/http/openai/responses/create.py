@@ -32,7 +32,7 @@ from sluice.pipelines.text.types import ChatMessage, Conversation, EncodedPrompt
 
 T = TypeVar("T")
 PROTOCOL = "openai_responses"
-PARAM_NAMES = {"query": "input", "messages": "input"}
+PARAM_NAMES = {"query": "input", "messages": "input", "max_tokens": "max_output_tokens"}
 """The client's names of fields that models name otherwise in their errors."""
 _LOGPROBS = "message.output_text.logprobs"
 _ITEMS_PER_TURN = 256
@@ -214,7 +214,6 @@ def parse_request(fields: CreateResponseRequest, base: TextRequest, prompt: Prom
     form = None if fields.text is None or fields.text.format is None else _response_format(fields.text.format)
     logprobs = (fields.top_logprobs or 0) if fields.top_logprobs or _LOGPROBS in (fields.include or ()) else None
     shared = fields.model_copy(update={"response_format": form, "stream_options": None})
-    base = msgspec.structs.replace(base, max_tokens_name="max_output_tokens")
     [request], options = parse_generation(
         shared, base, [""], max_tokens=fields.max_output_tokens, logprobs=logprobs, param_names=PARAM_NAMES
     )

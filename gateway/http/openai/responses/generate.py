@@ -1,29 +1,27 @@
 """Generates the events of a response, and keeps the response before its last event."""
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
 
+from sluice.engine.client.stream import Consumer
 from sluice.errors import SluiceError
 from sluice.gateway.http.errors import as_sluice_error, client_names
 from sluice.gateway.http.openai.responses.archive import Archive, StoredConversation, StoredResponse
 from sluice.gateway.http.openai.responses.create import PromptItems
 from sluice.gateway.http.openai.responses.items import JsonObject
-from sluice.gateway.http.openai.responses.records import ABSENT
 from sluice.gateway.http.openai.responses.reply import ResponseReply
-from sluice.pipelines.text.types import TextEvent
+from sluice.pipelines.text.consumers import Generate, Mapped, give
+from sluice.state.interface import ABSENT
 
 log = logging.getLogger(__name__)
-
-Frames = AsyncGenerator[list[bytes], None]
 
 
 @dataclass(slots=True)
 class ResponseTurn:
-    """One response on its way: its events, the items of its prompt, and where it is kept.
+    """One response on its way: what generates it, the items of its prompt, and where it is kept.
 
     With `outlives_failures` events that fail after the first one end in a failed response, and else in an exception.
     `version` is that of its record.
@@ -32,7 +30,7 @@ class ResponseTurn:
     owner: str
     request_id: str
     reply: ResponseReply
-    events: AsyncGenerator[TextEvent, None]
+    generate: Generate
     items: PromptItems
     param_names: Mapping[str, str]
     outlives_failures: bool
@@ -48,29 +46,25 @@ class ResponseTurn:
         return found
 
 
-async def generate(turn: ResponseTurn) -> Frames:
-    """Yield the events of a turn but for the last one. Closing the generator cancels the request."""
+async def generate(turn: ResponseTurn, consumer: Consumer[list[bytes]]) -> None:
+    """Push the events of a turn but for the last one. Cancelling it cancels the request."""
     reply = turn.reply
     try:
         with client_names(turn.param_names):
-            async with aclosing(turn.events) as events:
-                async for event in events:
-                    yield reply.feed(event)
+            await turn.generate(Mapped(reply.feed, consumer))
         reply.finish()
     except Exception as error:
         if not (turn.outlives_failures and reply.has_begun):
             raise
-        yield reply.fail(as_sluice_error(error, turn.request_id))
+        await give(consumer, reply.fail(as_sluice_error(error, turn.request_id)))
 
 
-async def generate_and_keep(turn: ResponseTurn, archive: Archive | None) -> AsyncGenerator[bytes, None]:
-    """Yield the events of a turn. It is kept before the last one, which clients may answer at once."""
-    async with aclosing(generate(turn)) as begun:
-        async for frames in begun:
-            yield b"".join(frames)
+async def generate_and_keep(turn: ResponseTurn, archive: Archive | None, consumer: Consumer[bytes]) -> None:
+    """Push the events of a turn. It is kept before the last one, which clients may answer at once."""
+    await generate(turn, Mapped(b"".join, consumer))
     if archive is not None:
         await keep(turn, archive)
-    yield turn.reply.closing()
+    await give(consumer, turn.reply.closing())
 
 
 async def keep(turn: ResponseTurn, archive: Archive, frames: list[bytes] | None = None) -> None:

@@ -1,7 +1,6 @@
 """OpenAI's responses over HTTP: created whole, streamed or in the background, and what becomes of stored ones."""
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
 from functools import partial
 from typing import Annotated
 
@@ -35,23 +34,25 @@ from sluice.gateway.http.openai.responses.tools import declared_tools, tools_wit
 from sluice.gateway.http.openapi import describe_body
 from sluice.gateway.http.parsing import refuse_without_effect, warning_header
 from sluice.gateway.http.request import get_begin_time, get_request_id, owner_of, parse_scheduling, run_while_connected
-from sluice.gateway.http.routers import add_routes
-from sluice.gateway.http.sse import EventStreamResponse, event_frame
+from sluice.gateway.http.sse import EventStreamResponse, GenerateFrames, event_frame, push_all
 from sluice.gateway.http.tools import parse_with_schemas
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
-from sluice.pipelines.rag import owner_keys
+from sluice.gateway.plane import Plane
+from sluice.gateway.rooms import Rooms
+from sluice.gateway.streams.store import StreamStore
+from sluice.pipelines.text.consumers import Called, give
 from sluice.pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
-from sluice.pipelines.text.types import EncodedPrompt, TextRequest
+from sluice.pipelines.text.types import OWNER_KEY_HEADER, EncodedPrompt, TextRequest
 
 
-def router(service: InferenceService, config: ServeConfig) -> APIRouter:
+def router(plane: Plane, config: ServeConfig, streams: StreamStore, rooms: Rooms) -> APIRouter:
     """Return the routes under /v1/responses and /v1/conversations."""
     archive = open_archive(config.responses, config.state_folder())
-    routes = ResponseRoutes(service, config, archive)
-    if archive is not None:
-        service.close_last(archive.close)
-        service.notices.append(archive.problem)
+    runs = None if archive is None else BackgroundRuns(archive, find_streams=lambda: streams)
+    routes = ResponseRoutes(plane, config, archive, runs, streams)
+    if archive is not None and runs is not None:
+        rooms.join(notice=archive.problem, close=archive.close)
+        rooms.join(close=runs.close)
     api = APIRouter(prefix="/v1/responses", tags=["OpenAI"], default_response_class=Response)
     api.post("", openapi_extra=describe_body(CreateResponseRequest))(routes.create)
     api.post("/input_tokens", openapi_extra=describe_body(CountInputRequest, (TENANT_HEADER,)))(routes.count_input)
@@ -60,7 +61,7 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api.delete("/{response_id}")(routes.delete)
     api.post("/{response_id}/cancel")(routes.cancel)
     api.get("/{response_id}/input_items")(routes.input_items)
-    add_routes(api, conversations.router(config, archive))
+    api.routes.extend(conversations.router(config, archive).routes)
     return api
 
 
@@ -71,16 +72,22 @@ def _refuse_to_compact() -> Response:
 
 
 class ResponseRoutes:
-    """Handlers of /v1/responses over one service."""
+    """Handlers of /v1/responses over one data plane."""
 
-    def __init__(self, service: InferenceService, config: ServeConfig, archive: Archive | None) -> None:
-        self._service = service
+    def __init__(
+        self,
+        plane: Plane,
+        config: ServeConfig,
+        archive: Archive | None,
+        runs: BackgroundRuns | None,
+        streams: StreamStore,
+    ) -> None:
+        self._plane = plane
         self._options = config.http
         self._defaults = config.requests
         self._archive = archive
-        self._runs = None if archive is None else BackgroundRuns(archive, find_streams=lambda: service.streams)
-        if self._runs is not None:
-            service.close_last(self._runs.close)
+        self._runs = runs
+        self._shared = streams.shared
 
     async def create(self, request: Request) -> Response:
         """Answer, whole, streamed or in the background."""
@@ -89,13 +96,12 @@ class ResponseRoutes:
         turn, headers = await self._begin(request, fields, ignored)
         if fields.background and self._runs is not None:
             run = await self._runs.start(turn, is_streamed=bool(fields.stream))
-            if not fields.stream:
+            if run.kept is None:
                 return json_response(run.response, headers=headers)
-            return self._stream(run.log.follow(0), headers)
-        frames = generate_and_keep(turn, self._archive)
+            return self._stream(partial(push_all, run.kept.follow(0)), headers)
         if fields.stream:
-            return self._stream(frames, headers)
-        await run_while_connected(request.receive, _exhaust(frames))
+            return self._stream(partial(generate_and_keep, turn, self._archive), headers)
+        await run_while_connected(request.receive, generate_and_keep(turn, self._archive, Called(lambda frame: None)))
         return json_response(turn.response, headers=headers)
 
     async def _begin(
@@ -105,7 +111,7 @@ class ResponseRoutes:
         request_id, mark = get_request_id(request), make_mark()
         scheduling = parse_scheduling(request.headers, self._defaults)
         owner, ids = owner_of(request.headers), ItemIds(mark)
-        model = self._service.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
+        model = self._plane.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
         items = await gather_items(self._archive, owner, fields, ids)
         with client_names(PARAM_NAMES):
             prompt = await fit_prompt(fields, items.all, model)
@@ -116,7 +122,7 @@ class ResponseRoutes:
         without_effect = [*template_fields_without_effect(fields, model), *tools_without_effect(fields)]
         if self._options.is_strict:
             refuse_without_effect(without_effect)
-        key = request.headers.get(owner_keys.HEADER)
+        key = request.headers.get(OWNER_KEY_HEADER)
         if key and model.takes_parameters:
             text_request = with_owner_key(text_request, key)
         reader = model.chat_reader(text_request)
@@ -127,7 +133,7 @@ class ResponseRoutes:
             owner,
             request_id,
             ResponseReply(response, ids, options.top_logprobs, reader, declared_tools(fields)),
-            self._service.generate(model, text_request),
+            self._plane.generate(model, text_request),
             items,
             options.param_names,
             outlives_failures=bool(fields.stream or fields.background),
@@ -138,7 +144,7 @@ class ResponseRoutes:
         """Count the tokens of a prompt."""
         fields, headers = await read_fields(request, CountInputRequest, self._options)
         items = await gather_items(self._archive, owner_of(request.headers), fields, ItemIds(make_mark()))
-        model = self._service.llm(fields.model)
+        model = self._plane.llm(fields.model)
         with client_names(PARAM_NAMES):
             conversation = conversation_of(fields, items.all)
             refuse_images(conversation, UNCOUNTED_IMAGES)
@@ -161,13 +167,15 @@ class ResponseRoutes:
         run = self._running(owner, response_id)
         if run is not None and not stream:
             return json_response(run.response)
-        if run is not None and run.is_streamed:
-            return self._stream(run.log.follow(starting_after + 1))
+        if run is not None and run.kept is not None:
+            return self._stream(partial(push_all, run.kept.follow(starting_after + 1)))
         found = await archive.find(owner, response_id)
         if not stream:
             return json_response(found.response)
         shared = None if found.is_final else await self._follow_elsewhere(owner, response_id, starting_after + 1)
-        return self._stream(shared or _replay(_kept_frames(found)[starting_after + 1 :]))
+        if shared is not None:
+            return self._stream(partial(push_all, shared))
+        return self._stream(partial(give, event=b"".join(_kept_frames(found)[starting_after + 1 :])))
 
     async def cancel(self, request: Request, response_id: str) -> Response:
         """Stop a response that is generated in the background, and return it. One that has ended is left as it is."""
@@ -198,13 +206,12 @@ class ResponseRoutes:
         found = await self._stored().find(owner_of(request.headers), response_id)
         return json_response(list_page(found.stored.items(), PageQuery(after, limit, order)))
 
-    def _stream(self, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> Response:
+    def _stream(self, frames: GenerateFrames, headers: Mapping[str, str] | None = None) -> Response:
         return EventStreamResponse(frames, _error_frame, headers, keep_alive_s=self._options.sse_keep_alive_s)
 
     async def _follow_elsewhere(self, owner: str, response_id: str, start: int) -> AsyncGenerator[bytes, None] | None:
         """Return the events of a response that another server generates; None where it shares none."""
-        streams = self._service.streams
-        kept = None if streams is None or streams.shared is None else await streams.shared.find(owner, response_id)
+        kept = None if self._shared is None else await self._shared.find(owner, response_id)
         return None if kept is None else kept.follow(start)
 
     def _stored(self) -> Archive:
@@ -223,16 +230,6 @@ def _kept_frames(found: FoundResponse) -> list[bytes]:
         raise invalid("stream", message)
     message = "the response is generated by another server, which alone has its events until it is complete"
     raise SluiceError(ErrorCode.UNAVAILABLE, message, retry_after_s=1)
-
-
-async def _replay(frames: list[bytes]) -> AsyncGenerator[bytes, None]:
-    yield b"".join(frames)
-
-
-async def _exhaust(frames: AsyncGenerator[bytes, None]) -> None:
-    async with aclosing(frames):
-        async for _ in frames:
-            pass
 
 
 def _error_frame(error: SluiceError) -> bytes:
