@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from sluice.gateway.batches.lines import CheckedFile
     from sluice.gateway.batches.results import ResultFiles
-    from sluice.gateway.service import InferenceService
+    from sluice.gateway.plane import Plane
 
 _GROUPS = (
     *("model", "repository", "instances", "scheduling", "cache", "speculation", "tensorrt_llm", "requests", "logging"),
@@ -216,13 +216,13 @@ async def _ask(
     console = Console(stderr=True, soft_wrap=True)
     async with AsyncExitStack() as stack:
         with console.status("loading the model"):
-            service, app = await stack.enter_async_context(_embedded(config, checkpoint))
+            plane, app = await stack.enter_async_context(_embedded(config, checkpoint))
         for (url, model), line in found.targets.items():
             try:
-                check_model(service, url, model)
+                check_model(plane, url, model)
             except SluiceError as error:
                 raise OptionError(f"{paths.requests}:{line}: {error.message}") from None
-        places = PlaceKeeper(partial(measure_capacity, service, is_alone=True))
+        places = PlaceKeeper(partial(measure_capacity, plane, is_alone=True))
         results = progress.results
         run = LineRun(new_id("batch_"), "", None, InProcessClient(app), places, results, lambda _: None, _MOST_RETRIES)
         progress.began_s = time.monotonic()
@@ -231,27 +231,26 @@ async def _ask(
 
 
 @asynccontextmanager
-async def _embedded(config: ServeConfig, checkpoint: Path | None) -> "AsyncIterator[tuple[InferenceService, ASGIApp]]":
+async def _embedded(config: ServeConfig, checkpoint: Path | None) -> "AsyncIterator[tuple[Plane, ASGIApp]]":
     """Load the models as `sluice serve` does, without ports. Raises SluiceError."""
-    from sluice.gateway.assembly import load_model, make_service
-    from sluice.gateway.http.app import create_app
+    from sluice.gateway.assembly import load_model, make_application, make_server
     from sluice.gateway.model_engine import make_model_engine
 
-    service = make_service(config)
+    server = make_server(config)
     engine = None if checkpoint is None else make_model_engine(config, checkpoint)
     try:
         if engine is not None and checkpoint is not None:
             starting = asyncio.create_task(engine.start())
             try:
-                await load_model(service, config, checkpoint, engine, starting)
+                await load_model(server, config, checkpoint, engine, starting)
             finally:
                 starting.cancel()
                 await asyncio.wait((starting,))
-        await service.repository.start(config.repository.load)
-        service.begin_serving()
-        yield service, create_app(service, config)
+        await server.plane.repository.start(config.repository.load)
+        server.plane.health.begin_serving()
+        yield server.plane, make_application(server, config)
     finally:
-        await service.close()
+        await server.rooms.close()
         if engine is not None:
             await engine.stop()
 

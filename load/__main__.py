@@ -68,17 +68,9 @@ def _subcommand(name: str) -> Callable[[list[str]], int] | None:
 
             return sweep
         case "perf-analyzer":
-            from sluice.load.compatible.perf_analyzer import perf_analyzer
+            from sluice.load.perf_analyzer import perf_analyzer
 
             return perf_analyzer
-        case "vllm-bench":
-            from sluice.load.compatible.vllm_bench import vllm_bench
-
-            return vllm_bench
-        case "genai-perf":
-            from sluice.load.compatible.genai_perf import genai_perf
-
-            return genai_perf
     return None
 
 

@@ -109,7 +109,10 @@ def _wrong_call(call: ToolCallRecord, checks: dict[str, Callable[[str], str | No
 
 def _json_check(schema: dict[str, Any]) -> Callable[[str], str | None]:
     """Return the check that a text is JSON which meets a schema. Raises LoadConfigError where it is no schema."""
-    import jsonschema  # only here: it takes long to import
+    try:
+        import jsonschema  # only here: it takes long to import
+    except ImportError as error:
+        raise LoadConfigError(f"schemas need jsonschema ({error}): pip install 'sluice[load]'") from None
 
     try:
         jsonschema.Draft202012Validator.check_schema(schema)

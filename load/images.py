@@ -17,7 +17,10 @@ def draw_images(rng: np.random.Generator, number: int, size: tuple[int, int]) ->
 
 
 def _draw(rng: np.random.Generator, size: tuple[int, int]) -> str:
-    from PIL import Image  # only here: runs without images need not wait for it
+    try:
+        from PIL import Image  # only here: runs without images need not wait for it
+    except ImportError as error:
+        raise LoadConfigError(f"--images needs Pillow ({error}): pip install 'sluice[images]'") from None
 
     width, height = (-(-each // BLOCK) for each in size)
     blocks = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))

@@ -34,7 +34,7 @@ examples:
   sluice load --calibrate costs.json                     # costs of a step, for `sluice simulate`
   sluice load compare before.json after.json             # what differs beyond noise, of two --json reports
   sluice load ab --url-a http://a:8000 --url-b http://b:8000   # two servers in turns, and what differs
-  sluice load perf-analyzer ... | vllm-bench ... | genai-perf ...   # the flags of these tools; each has a --help
+  sluice load perf-analyzer -m classifier -c 16 -d 60 -f results.csv   # flags and columns of perf_analyzer
 
 measurements:
   TTFT         time from the intended send to the first event with text

@@ -1,33 +1,12 @@
-"""A tuning that is to be made: the subject, the goal, how far to go, and whoever is shown the progress."""
+"""A tuning that is to be made: the subject, the goal, and how far to go."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sluice.tuning.driving import Drive
 from sluice.tuning.figures import Goal
 from sluice.tuning.subject import Subject
-from sluice.tuning.trials import Trial
-
-
-class Steps(Protocol):
-    """Shows how far a tuning has come."""
-
-    def say(self, line: str) -> None:
-        """Show a line that stays."""
-        ...
-
-    def note(self, line: str) -> None:
-        """Show what is being done, until something else is."""
-        ...
-
-    def counting(
-        self, noun: str, num_done: int, num_planned: int
-    ) -> AbstractAsyncContextManager[Callable[[Trial], None]]:
-        """Show a count of trials. Yields what to tell of each."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

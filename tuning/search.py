@@ -9,8 +9,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 
 from sluice.tuning.errors import TrialFailedError
 from sluice.tuning.figures import Figures, Goal
-from sluice.tuning.plan import Steps
 from sluice.tuning.space import Dimension, Point, SearchSpace
+from sluice.tuning.steps import ConsoleSteps
 from sluice.tuning.trials import Stage, Trial, TrialStore
 
 _MOST_REPETITIONS = 100
@@ -68,7 +68,7 @@ async def search(
 
 
 async def counted_search(
-    space: SearchSpace, goal: Goal, settings: SearchSettings, store: TrialStore, measure: Measure, steps: Steps
+    space: SearchSpace, goal: Goal, settings: SearchSettings, store: TrialStore, measure: Measure, steps: ConsoleSteps
 ) -> list[Trial]:
     """Do the same, and show how many trials there have been."""
     planned = replace(settings, num_trials=min(settings.num_trials, space.size))

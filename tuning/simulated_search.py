@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sluice.errors import SluiceError
 from sluice.tuning.comparison import best_trials, defaults_among, nearest_trial, nothing_meets
-from sluice.tuning.plan import Steps, TunePlan
+from sluice.tuning.plan import TunePlan
 from sluice.tuning.scaling import (
     TPOT,
     CostScale,
@@ -20,6 +20,7 @@ from sluice.tuning.scaling import (
 from sluice.tuning.search import Measure, SearchSettings, counted_search, measured
 from sluice.tuning.simulating import Simulator
 from sluice.tuning.space import Point, SearchSpace, describe
+from sluice.tuning.steps import ConsoleSteps
 from sluice.tuning.trials import Stage, Trial, TrialStore
 
 
@@ -32,7 +33,7 @@ class SimulatedSearch:
     store: TrialStore
     simulator: Simulator
     measure_live: Measure
-    steps: Steps
+    steps: ConsoleSteps
 
     async def run(self) -> list[Trial]:
         """Search, measure the best points on servers, scale the costs by them, and do both once more. Returns the

@@ -46,7 +46,7 @@ class _CountedTrials:
 
 @dataclass(slots=True)
 class ConsoleSteps:
-    """The `Steps` of a tuning on a console. A quiet one shows nothing."""
+    """Shows on a console how far a tuning has come. A quiet one shows nothing."""
 
     console: Console
     goal: Goal
@@ -55,10 +55,12 @@ class ConsoleSteps:
     _noted_at: float = field(default=-LINE_EVERY_S)
 
     def say(self, line: str) -> None:
+        """Show a line that stays."""
         self.stop()
         self.console.print(line, markup=False, highlight=False)
 
     def note(self, line: str) -> None:
+        """Show what is being done, until something else is."""
         if self._counted is not None:
             self._counted.detail = line
         elif self.console.is_terminal:
@@ -72,6 +74,7 @@ class ConsoleSteps:
 
     @asynccontextmanager
     async def counting(self, noun: str, num_done: int, num_planned: int) -> AsyncIterator[Callable[[Trial], None]]:
+        """Show a count of trials. Yields what to tell of each."""
         self.stop()
         self._counted = counted = _CountedTrials(noun, num_done, num_planned, self.goal)
         try:

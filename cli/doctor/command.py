@@ -20,16 +20,10 @@ from sluice.engine.config import EngineConfig, Runtime
 from sluice.engine.runtimes import RuntimeChoice, choose_runtime
 from sluice.errors import SluiceError
 from sluice.gateway.live.findings import Severity
-from sluice.gateway.options.config import read_client_options
-from sluice.gateway.options.option import (
-    FAILED,
-    USAGE_ERROR,
-    OneLineParser,
-    OptionError,
-    argument_type,
-    integer,
-    seconds,
-)
+from sluice.gateway.options.command_line import add_options
+from sluice.gateway.options.config import GROUPS, ServeConfig, read_client_options, read_config
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, seconds
+from sluice.gateway.options.rag import RagClientOptions
 
 _OVERVIEW = """\
 Check this machine, its libraries and the models to be served. The report lists what will not work, what will work
@@ -51,6 +45,8 @@ examples:
   sluice doctor --live http://10.0.0.7:8000 --seconds 30 --json
   sluice doctor --json | jq '.findings[] | select(.level == "fail")'
 
+Options of `sluice serve` may stand in its variables too, such as SLUICE_HTTP_PORT.
+
 Memory is estimated from the size of the weights' files, two GiB of each GPU for the runtime, and the KV cache in what
 is left.
 
@@ -59,16 +55,26 @@ Exit codes: 0 where all will work, 1 where something will not, 2 for a bad optio
 """
 
 
+_GROUPS = ("model", "scheduling", "cache", "tensorrt_llm", "http", "grpc", "metrics")
+_FLAGS = (
+    *("--runtime", "--quantization", "--cache-path", "--max-model-len", "--kv-cache-dtype", "--tensor-parallel-size"),
+    *("--pipeline-parallel-size", "--engine-python", "--host", "--http-port", "--grpc-port", "--metrics-port"),
+)
+"""The options of `sluice serve` that a check depends on."""
+
+
 def command(argv: list[str]) -> int:
     """Check this machine, its libraries and models, and report what will not work and what to do."""
-    arguments = parse_arguments(argv)
+    arguments = _parser().parse_args(argv)
+    flags = {flag: value for flag, value in vars(arguments).items() if flag.startswith("--") and value is not None}
     if arguments.live is not None:
-        return _diagnose(arguments)
+        return _diagnose(arguments, flags)
     try:
-        targets = [target for path in arguments.models for target in find_targets(path, _engine_config(arguments))]
-        findings = list(_check(arguments, targets))
-    except SluiceError as error:
-        sys.stderr.write(f"sluice doctor: error: {error.message}\n")
+        config = read_config(flags)
+        targets = [target for path in arguments.models for target in find_targets(path, _engine_config(config))]
+        findings = list(_check(config, targets))
+    except (OptionError, SluiceError) as error:
+        sys.stderr.write(f"sluice doctor: error: {error}\n")
         return USAGE_ERROR
     if arguments.json:
         sys.stdout.write(findings_json(findings).decode() + "\n")
@@ -77,13 +83,12 @@ def command(argv: list[str]) -> int:
     return FAILED if any(finding.level is Severity.FAIL for finding in findings) else 0
 
 
-def _diagnose(arguments: argparse.Namespace) -> int:
+def _diagnose(arguments: argparse.Namespace, flags: dict[str, str]) -> int:
     """Judge a running server."""
-    given = {"--url": arguments.live, "--api-key": arguments.api_key}
     try:
         if arguments.models:
             raise OptionError("--live watches a server: leave MODEL out")
-        options = read_client_options({flag: value for flag, value in given.items() if value is not None})
+        options = read_client_options(flags | {"--url": arguments.live})
         server = RunningServer(options.url, options.api_key, arguments.metrics_url)
         return diagnose(server, arguments.seconds, is_json=arguments.json)
     except OptionError as error:
@@ -94,24 +99,22 @@ def _diagnose(arguments: argparse.Namespace) -> int:
         return FAILED
 
 
-def _engine_config(arguments: argparse.Namespace) -> EngineConfig:
+def _engine_config(config: ServeConfig) -> EngineConfig:
     return EngineConfig(
         model_path="",
-        runtime=arguments.runtime,
-        tensor_parallel_size=arguments.tensor_parallel_size,
-        pipeline_parallel_size=arguments.pipeline_parallel_size,
-        quantization=arguments.quantization,
-        kv_cache_dtype=arguments.kv_cache_dtype,
-        max_model_len=arguments.max_model_len,
-        engine_python=arguments.engine_python,
+        runtime=config.model.runtime,
+        quantization=config.model.quantization,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        max_model_len=config.scheduling.max_model_len,
+        **config.tensorrt_llm.engine_fields(),
     )
 
 
-def _check(arguments: argparse.Namespace, targets: list[ModelTarget]) -> Iterator[DoctorFinding]:
-    ports = (arguments.http_port, arguments.grpc_port, arguments.metrics_port)
-    cache_folder = Path(arguments.cache_path).expanduser()
-    machine = read_machine(arguments.host, ports, cache_folder, arguments.engine_python)
-    yield from check_machine(machine, _required_runtime(arguments.runtime, targets))
+def _check(config: ServeConfig, targets: list[ModelTarget]) -> Iterator[DoctorFinding]:
+    ports = (config.http.port, config.grpc.port, config.metrics.port)
+    cache_folder = Path(config.model.cache_path or "~/.cache/sluice").expanduser()
+    machine = read_machine(config.http.host, ports, cache_folder, config.tensorrt_llm.engine_python)
+    yield from check_machine(machine, _required_runtime(config.model.runtime, targets))
     for target in targets:
         yield from _check_target(target, machine)
 
@@ -146,8 +149,7 @@ def _choose_runtime(config: EngineConfig) -> RuntimeChoice | SluiceError:
         return error
 
 
-def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line. Exits the process for bad arguments and after --help."""
+def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="sluice doctor",
         usage="sluice doctor [OPTIONS] [MODEL...]",
@@ -160,57 +162,17 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         metavar="MODEL",
         help="folder of a checkpoint, an IR, a compiled engine or a model repository, or ORG/NAME of the hub's cache",
     )
-    parser.add_argument(
-        "--runtime",
-        type=Runtime,
-        choices=list(Runtime),
-        default=Runtime.AUTO,
-        help="runtime that is to serve the models. Default: auto",
-    )
-    _add_live(parser)
-    _add_sizes(parser)
-    _add_addresses(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON object to standard output")
-    return parser.parse_args(argv)
-
-
-def _add_live(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a running server")
-    group.add_argument("--live", metavar="URL", help="watch the server at this address, and say what bounds it")
-    group.add_argument(
+    live = parser.add_argument_group("a running server")
+    live.add_argument("--live", metavar="URL", help="watch the server at this address, and say what bounds it")
+    live.add_argument(
         "--seconds",
         type=argument_type(seconds(0.1)),
         default=5.0,
         metavar="SECONDS",
         help="how long it is watched. Default: 5",
     )
-    group.add_argument(
-        "--api-key",
-        metavar="KEY",
-        help="a key of the groups metrics and inference, where the server asks for one. Better set SLUICE_API_KEY: "
-        "every user of the machine can read a command line",
-    )
-    group.add_argument("--metrics-url", metavar="URL", help="address of its metrics. Default: as the server says")
-
-
-def _add_sizes(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how a MODEL is to be served; as for `sluice serve`")
-    group.add_argument("--tensor-parallel-size", "--tp-size", type=argument_type(integer(1)), default=1, metavar="N")
-    group.add_argument("--pipeline-parallel-size", "--pp-size", type=argument_type(integer(1)), default=1, metavar="N")
-    group.add_argument("--quantization", default="none", metavar="TYPE")
-    group.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE")
-    group.add_argument(
-        "--engine-python",
-        metavar="PYTHON",
-        help="Python that vLLM or TensorRT-LLM is installed for, where it is not this one",
-    )
-    group.add_argument("--max-model-len", type=argument_type(integer(1)), metavar="TOKENS")
-
-
-def _add_addresses(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("where the server is to listen and keep its cache")
-    group.add_argument("--host", default="127.0.0.1", metavar="ADDRESS")
-    group.add_argument("--http-port", type=int, default=8000, metavar="PORT")
-    group.add_argument("--grpc-port", type=int, default=8001, metavar="PORT")
-    group.add_argument("--metrics-port", type=int, default=8002, metavar="PORT")
-    group.add_argument("--cache-path", default="~/.cache/sluice", metavar="FOLDER")
+    live.add_argument("--metrics-url", metavar="URL", help="address of its metrics. Default: as the server says")
+    add_options(parser, (RagClientOptions,), only=("--api-key",))
+    add_options(parser, (GROUPS[name] for name in _GROUPS), only=_FLAGS)
+    return parser

@@ -11,7 +11,7 @@ from sluice.errors import SluiceError
 from sluice.gateway.checkpoint import find_checkpoint, served_name
 from sluice.gateway.listeners import ListenError
 from sluice.gateway.options.command_line import add_options
-from sluice.gateway.options.config import GROUPS, ParsedFlags, read_config, read_engine_server_options
+from sluice.gateway.options.config import GROUPS, ParsedFlags, read_config, read_group
 from sluice.gateway.options.engine_server import EngineServerOptions
 from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
 from sluice.gateway.process_settings import raise_file_limit
@@ -69,7 +69,7 @@ def _parser() -> OneLineParser:
 
 def _run(flags: ParsedFlags) -> int:
     try:
-        options = read_engine_server_options(flags)
+        options = read_group(EngineServerOptions, flags)
         listening = options.listening()
         config = resolve_draft_model(read_config(flags))
         checkpoint = find_checkpoint(config.model.path, engine_python=config.tensorrt_llm.engine_python)

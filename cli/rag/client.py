@@ -13,7 +13,7 @@ import orjson
 from sluice.cli.loopback import is_loopback
 from sluice.cli.sse import SseEvent, parse_events
 from sluice.gateway.options.rag import RagClientOptions
-from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
 
 JsonObject = dict[str, Any]
 
@@ -181,7 +181,7 @@ def _headers(options: RagClientOptions) -> dict[str, str]:
     if options.api_key is not None:
         headers["authorization"] = f"Bearer {options.api_key}"
     if options.collection_key is not None:
-        headers[owner_keys.HEADER] = options.collection_key
+        headers[OWNER_KEY_HEADER] = options.collection_key
     return headers
 
 

@@ -87,7 +87,7 @@ def add_load_results(reports: Sequence[ModelReport], flags: Mapping[str, ServeFl
 
 async def _load(flags: Mapping[str, ServeFlag]) -> list[IndexEntry]:
     # Imported only here: a check without --load reads files and imports no server.
-    from sluice.gateway.assembly import SharedResources, make_host_policies, make_rate_limiter, make_repository
+    from sluice.gateway.backends import SharedResources, make_host_policies, make_rate_limiter, make_repository
     from sluice.gateway.options.config import read_config
     from sluice.gateway.telemetry.metrics import GatewayMetrics
     from sluice.serving.repository.repository import ALL_MODELS

@@ -1,8 +1,9 @@
 """One run: the fleet starts, learns its answers, bears faults under traffic, and is looked over when all is still."""
 
 import asyncio
+import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +14,31 @@ from sluice.load.chaos.fleet import FaultSpan, Fleet, FleetError, Gateway, runni
 from sluice.load.chaos.ledgers import FLUSH_S, compare_completions, count_excused, read_ledger, tokens_of_counters
 from sluice.load.chaos.measurements import Size, find_growth, measure
 from sluice.load.chaos.samples import Sample, Slope, find_leaks, find_slopes, keep_sampling, sample_interval_s
-from sluice.load.chaos.schedule import schedule
 from sluice.load.chaos.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledFault:
+    """A fault, when it comes, and the seed of what it chooses."""
+
+    at_s: float
+    """Seconds from the first fault's earliest moment."""
+    name: str
+    seed: int
+
+
+def schedule(seed: int, names: Sequence[str], duration_s: float, mean_gap_s: float) -> Iterator[ScheduledFault]:
+    """Yield the faults of a run. Each name comes once before any comes again, in an order of the seed. Pure."""
+    rng = random.Random(seed)
+    at_s, waiting = 0.0, list[str]()
+    while True:
+        at_s += rng.uniform(0.5, 1.5) * mean_gap_s
+        if at_s >= duration_s:
+            return
+        if not waiting:
+            waiting = rng.sample(names, len(names))
+        yield ScheduledFault(at_s, waiting.pop(), rng.getrandbits(32))
+
 
 SETTLING_S = 150.0
 """Seconds that the fleet may take to be whole and still again after the last fault."""
