@@ -25,7 +25,7 @@ from sluice.gateway.access.identity import Identity, QuotaLimits
 from sluice.gateway.access.keys import make_key
 from sluice.gateway.access.ring import KeyRing
 from sluice.gateway.calls import CallLog, current_call, note_model
-from sluice.gateway.http.access import CallMiddleware
+from sluice.gateway.http.guard import Guard, GuardMiddleware
 from sluice.gateway.ledger.ledger import CallLedger
 from sluice.gateway.ledger.prices import PriceTable
 from sluice.gateway.ledger.sqlite import SqliteLedger
@@ -68,7 +68,8 @@ async def serving(kind: str, folder: Path, redis: str | None) -> AsyncIterator[t
         closes.append(quotas.close)
         while quotas.problem:  # noqa: ASYNC110 - nobody else waits for it
             await asyncio.sleep(0.01)
-    app: ASGIApp = application if kind == "nothing" else CallMiddleware(application, calls, lambda path: "openai")
+    guard = Guard(calls, lambda path, status: None, lambda path: "openai")
+    app: ASGIApp = application if kind == "nothing" else GuardMiddleware(application, guard)
     try:
         yield app, [b"Bearer " + each.text.encode() for each in new]
     finally:

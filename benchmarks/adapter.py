@@ -18,7 +18,7 @@ from benchmarks.figures import BenchmarkError, Figure
 from sluice.engine.blocks import HashChain
 from sluice.engine.config import EngineConfig
 from sluice.engine.delegated.executor import DelegatedExecutor
-from sluice.engine.delegated.interface import RuntimeFailure, StatisticsListener, internal_error
+from sluice.engine.delegated.interface import RuntimeFailure, TakeIteration, internal_error
 from sluice.engine.delegated.sharing import BlockSharing
 from sluice.engine.delegated.tensorrt_llm.blocks import blocks_to_completion
 from sluice.engine.delegated.tensorrt_llm.responses import LlmRequestHandle
@@ -91,7 +91,7 @@ class AnsweringRuntime:
     async def is_healthy(self) -> bool:
         return True
 
-    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
+    async def observe(self, take: TakeIteration, is_busy: asyncio.Event) -> None:
         await asyncio.Event().wait()
 
     def shutdown(self) -> None: ...

@@ -106,7 +106,7 @@ def _time_steps(transport: Transport, num_running: int, num_steps: int) -> float
     most = max(num_running, 64)
     config = EngineConfig(model_path="", max_num_seqs=most, max_num_batched_tokens=8 * most)
     runner = NullRunner(most, num_blocks=32 * most)
-    executor = InflightExecutor(runner, config, transport, transport.emit)
+    executor = InflightExecutor(runner, config, transport.receive, transport.emit)
     while executor.stats().prompt_tokens_total < num_running * PROMPT_TOKENS:
         executor.step()
     before, started = executor.stats(), time.perf_counter()

@@ -110,7 +110,7 @@ class _Client:
         self._first_at = 0.0
         self._is_done = False
         self._stream_ids = count()
-        self.executor = InflightExecutor(runner, config, self._commands, self._take)
+        self.executor = InflightExecutor(runner, config, self._commands.receive, self._take)
 
     def _take(self, frame: StepFrame) -> None:
         assert not frame.failures, frame.failures

@@ -10,7 +10,7 @@ import argparse
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import cast
@@ -19,10 +19,12 @@ import httpx
 import uvloop
 
 from benchmarks.server import Server, running_server
+from sluice.engine.client.stream import Consumer
 from sluice.pipelines.answers.cache import AnswerSource
 from sluice.pipelines.routes.route import Candidate, Route
 from sluice.pipelines.routes.settings import parse_routes
 from sluice.pipelines.routes.text import RoutedText
+from sluice.pipelines.text.consumers import Called, give
 from sluice.pipelines.text.model import TextModel
 from sluice.pipelines.text.types import TextEvent, TextRequest
 
@@ -69,9 +71,9 @@ class _Yielding:
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
-    async def generate(self, request: TextRequest) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, request: TextRequest, consumer: Consumer[TextEvent]) -> None:
         for _ in range(self._tokens):
-            yield TextEvent("x", 1, 5, 1)
+            await give(consumer, TextEvent("x", 1, 5, 1))
 
 
 def _routed(tokens: int, **fields: object) -> Callable[[], TextModel]:
@@ -87,8 +89,7 @@ async def _generate(make: Callable[[], TextModel]) -> float:
     request = TextRequest(request_id="id", prompt="text", sampling={"max_tokens": 16})
     began = perf_counter()
     for _ in range(_ALONE):
-        async for _event in make().generate(request):
-            pass
+        await make().generate(request, Called(lambda event: None))
     return (perf_counter() - began) / _ALONE * 1e6
 
 

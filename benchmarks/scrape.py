@@ -21,6 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from sluice.engine.client.counters import NO_STATS
+from sluice.engine.client.supervision import RecoveryCounts
 from sluice.engine.loop.recorder import Step, WorkRecorder
 from sluice.engine.types import EngineInfo, FinishReason
 from sluice.gateway.options.goodput import GoodputTargets
@@ -58,15 +59,7 @@ class _Engines(Collector):
         recorder = WorkRecorder()
         recorder.record_step(Step(3, 3, 37, 40, 0.01, 0.009))
         stats = msgspec.structs.replace(NO_STATS, num_running=3, steps_total=9, histograms=recorder.histograms())
-        engine = SimpleNamespace(
-            stats=stats,
-            num_restarts=0,
-            recovery_seconds_total=0.0,
-            num_resumed=0,
-            num_poisoned=0,
-            last_recovery_s=0.0,
-            heartbeat_age_s=lambda: 0.1,
-        )
+        engine = SimpleNamespace(stats=stats, recoveries=RecoveryCounts(), heartbeat_age_s=lambda: 0.1)
         self._named = [NamedEngine(name, "1", cast(Any, engine), _INFO) for name in names]
 
     def collect(self) -> Iterator[Metric]:

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from multiprocessing.connection import Connection
 
 import uvloop
@@ -25,7 +26,7 @@ from starlette.routing import Route
 from sluice.errors import SluiceError
 from sluice.gateway.http.errors import openai_error_body
 from sluice.gateway.http.server import HttpServer
-from sluice.gateway.http.sse import EventStreamResponse
+from sluice.gateway.http.sse import EventStreamResponse, push_all
 from sluice.gateway.listeners import listen
 
 JSON = (
@@ -89,7 +90,7 @@ def encode_error(error: SluiceError) -> bytes:
 
 
 VARIANTS: dict[str, Callable[[Steps], Response]] = {
-    "ours (gateway/http/sse.py)": lambda steps: EventStreamResponse(steps.frames(), encode_error),
+    "ours (gateway/http/sse.py)": lambda steps: EventStreamResponse(partial(push_all, steps.frames()), encode_error),
     "starlette StreamingResponse": lambda steps: StreamingResponse(steps.frames(), media_type="text/event-stream"),
     "sse-starlette, text": lambda steps: EventSourceResponse(steps.payloads()),
     "sse-starlette, ready bytes": lambda steps: EventSourceResponse(steps.frames()),

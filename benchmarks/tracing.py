@@ -21,14 +21,16 @@ from starlette.types import Message, Receive, Scope, Send
 
 from sluice.engine.client.stream import GenerationStream
 from sluice.engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams, SequenceTiming, TokenEvent
-from sluice.gateway.http.tracing import TraceMiddleware
+from sluice.gateway.calls import CallLog
+from sluice.gateway.http.guard import Guard, GuardMiddleware
+from sluice.gateway.http.passage import RequestTracing
 from sluice.gateway.telemetry.metrics import GatewayMetrics
-from sluice.gateway.tracing.export import ExportSettings, TraceExport, make_resource
-from sluice.gateway.tracing.timelines import TimelineRing
 from sluice.gateway.tracing.tracer import Tracer
 from sluice.pipelines.text.stream import timed_feed
 from sluice.pipelines.text.types import TextEvent
-from sluice.spans import current_span, span
+from sluice.record.otel import ExportSettings, TraceExport, make_resource
+from sluice.record.spans import current_span, span
+from sluice.record.timelines import TimelineRing
 
 KINDS = ("off", "timelines", "timelines and traces, 1 % of them kept", "timelines and all traces")
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=[1] * 100, sampling=SamplingParams())
@@ -85,7 +87,9 @@ def _feed(event: TokenEvent) -> TextEvent:
 async def measure(kind: str, num_requests: int, num_tokens: int) -> float:
     """Return the microseconds of a token."""
     tracer, own = make_tracer(kind), Application(num_tokens)
-    app = TraceMiddleware(own, tracer, lambda name: ()) if tracer.is_active else own
+    tracing = RequestTracing(tracer, lambda name: ()) if tracer.is_active else None
+    guard = Guard(CallLog(), lambda path, status: None, lambda path: "openai", tracing=tracing)
+    app = own if tracing is None else GuardMiddleware(own, guard)
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "client": ("10.0.0.1", 5), "headers": []}
 
     async def receive() -> Message:

@@ -76,7 +76,7 @@ def run_batch(runner: Runner, config: EngineConfig, lengths: Sequence[Lengths]) 
     warmup = Batch([(40, 4)] * 3)
     batch = Batch(lengths)
     for each in (warmup, batch):
-        executor = InflightExecutor(runner, config, each, each.emit)
+        executor = InflightExecutor(runner, config, each.receive, each.emit)
         began = time.perf_counter()
         while not each.is_over:
             executor.step()

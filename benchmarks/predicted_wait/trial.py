@@ -10,10 +10,11 @@ from typing import Protocol
 from benchmarks.figures import BenchmarkError
 from benchmarks.predicted_wait.workloads import VOCABULARY, Arrival
 from sluice.engine.config import EngineConfig
-from sluice.engine.forecast.wait import QueuedSequence, RunningSequence, WaitForecast
+from sluice.engine.forecast.wait import WaitForecast
 from sluice.engine.frames import Cancel, Command, StepFrame, Submit
 from sluice.engine.loop.executor import InflightExecutor
 from sluice.engine.loop.intake import Intake
+from sluice.engine.queued import QueuedSequence
 from sluice.engine.runners.base import Runner
 from sluice.engine.scheduling.admission import Backlog
 from sluice.engine.sequence import Sequence as EngineSequence
@@ -63,7 +64,7 @@ class Trial:
 
     def __init__(self, runner: Runner, config: EngineConfig, clock: Clock) -> None:
         self._clock = clock
-        self._executor = InflightExecutor(runner, config, self, self._take, clock.now)
+        self._executor = InflightExecutor(runner, config, self.receive, self._take, clock.now)
         # The executor keeps only sums of predictions and waits.
         intake = _RecordingIntake(self, self._executor.info, config, clock.now)
         self._executor._intake = self._executor._sequences._intake = intake
@@ -147,7 +148,7 @@ class _RecordingIntake(Intake):
     def admit_to_queue(
         self,
         sequence: EngineSequence,
-        running: Collection[RunningSequence],
+        running: Collection[QueuedSequence],
         free_blocks: int,
         now: float,
         *,

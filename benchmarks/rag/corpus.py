@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.figures import BenchmarkError, ReportProgress
 from sluice.bundled import models_folder
-from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
 from sluice.pipelines.rag.stores.opening import open_store
 from sluice.pipelines.rag.types import DocumentFormat, Upload

@@ -17,7 +17,7 @@ from benchmarks.rag.pipeline import QUESTIONS
 from benchmarks.triton.servers import V2Server, sluice
 from benchmarks.triton.wrk import LONGEST_S, check_wrk
 from sluice.bundled import models_folder
-from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.stages.tokenizer_model import TextTokenizer
 
 CLIENTS = (1, 16, 64)

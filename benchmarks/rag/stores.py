@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.figures import Figure, ReportProgress, Target
+from sluice.pipelines.encoding import Vector, Vectors
 from sluice.pipelines.rag.filters import Condition, Filter, Operator
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 from sluice.pipelines.rag.types import (
     CandidateQuery,
@@ -26,8 +27,6 @@ from sluice.pipelines.rag.types import (
     DocumentInfo,
     Hit,
     StoredDocument,
-    Vector,
-    Vectors,
 )
 
 NUM_CHUNKS = 100_000
@@ -104,7 +103,7 @@ def measure(repeats: int, report: ReportProgress) -> list[Figure]:
 
 
 async def measure_store(
-    subject: str, store: Store, corpus: VectorCorpus, recall: Target, repeats: int, report: ReportProgress
+    subject: str, store: DocumentStore, corpus: VectorCorpus, recall: Target, repeats: int, report: ReportProgress
 ) -> list[Figure]:
     """Measure an open, empty store. `recall` is the target for the share of numpy's ten that it finds."""
     rates = []
@@ -129,7 +128,7 @@ async def _measure_sqlite(path: Path, corpus: VectorCorpus, repeats: int, report
         await store.close()
 
 
-async def _insert(store: Store, corpus: VectorCorpus) -> float:
+async def _insert(store: DocumentStore, corpus: VectorCorpus) -> float:
     """Insert all chunks into a new collection. Returns chunks per second."""
     if _COLLECTION in [info.spec.name for info in await store.collections()]:
         await store.delete_collection(_COLLECTION)
@@ -140,7 +139,7 @@ async def _insert(store: Store, corpus: VectorCorpus) -> float:
     return NUM_CHUNKS / (time.perf_counter() - started)
 
 
-async def _vector_figures(subject: str, store: Store, corpus: VectorCorpus, recall: Target) -> list[Figure]:
+async def _vector_figures(subject: str, store: DocumentStore, corpus: VectorCorpus, recall: Target) -> list[Figure]:
     async def ask(number: int) -> Sequence[Hit]:
         return (await store.candidates(_COLLECTION, CandidateQuery(corpus.queries[number], None, TOP_K))).by_vector
 
@@ -149,7 +148,7 @@ async def _vector_figures(subject: str, store: Store, corpus: VectorCorpus, reca
     return [Figure("recall@10", subject, "", (found,), recall), *_latency(subject, "vector search", times_ms)]
 
 
-async def _filtered_figures(subject: str, store: Store, corpus: VectorCorpus, recall: Target) -> list[Figure]:
+async def _filtered_figures(subject: str, store: DocumentStore, corpus: VectorCorpus, recall: Target) -> list[Figure]:
     def query(number: int) -> CandidateQuery:
         part = Filter((Condition("part", Operator.EQ, number % NUM_PARTS),))
         return CandidateQuery(corpus.queries[number], None, TOP_K, part)
@@ -165,7 +164,7 @@ async def _filtered_figures(subject: str, store: Store, corpus: VectorCorpus, re
     ]
 
 
-async def _text_figures(subject: str, store: Store, corpus: VectorCorpus) -> list[Figure]:
+async def _text_figures(subject: str, store: DocumentStore, corpus: VectorCorpus) -> list[Figure]:
     async def by_text(number: int) -> Sequence[Hit]:
         return (await store.candidates(_COLLECTION, CandidateQuery(None, corpus.questions[number], TOP_K))).by_text
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.rag.stores import DIM, NUM_CHUNKS, NUM_QUERIES, VectorCorpus, make_corpus, measure_store
-from sluice.pipelines.rag.stores.postgres.connections import ConnectionLimits
+from sluice.pipelines.encoding import Vectors
 from sluice.pipelines.rag.stores.postgres.store import PostgresStore
-from sluice.pipelines.rag.types import Vectors
+from sluice.state.postgres import ConnectionLimits
 from tests.pipelines.rag.stores.postgres_fixture import PostgresServer
 
 RECALL = Target(0.95, is_ceiling=False)

@@ -51,7 +51,7 @@ def _step_ms(num_waiting: int, num_steps: int) -> float:
     """Return the mean milliseconds of a decode step without the runner's time."""
     commands = _Commands()
     config = EngineConfig(model_path="", max_num_seqs=MAX_NUM_SEQS, max_queued_requests=num_waiting)
-    executor = InflightExecutor(NullRunner(), config, commands, lambda frame: None)
+    executor = InflightExecutor(NullRunner(), config, commands.receive, lambda frame: None)
     requests = (_request(number) for number in range(NUM_RUNNING + num_waiting))
     commands.commands = [Submit(number, request) for number, request in enumerate(islice(requests, NUM_RUNNING))]
     while executor.stats().prompt_tokens_total < NUM_RUNNING * PROMPT_TOKENS:

@@ -11,9 +11,10 @@ import numpy as np
 
 from benchmarks.figures import BenchmarkError
 from sluice.engine.config import EngineConfig
-from sluice.engine.forecast.wait import QueuedSequence, WaitForecast
+from sluice.engine.forecast.wait import WaitForecast
 from sluice.engine.frames import Command, StepFrame, Submit
 from sluice.engine.loop.executor import InflightExecutor
+from sluice.engine.queued import QueuedSequence
 from sluice.engine.runners.base import Runner
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import EngineInfo, GenerateRequest
@@ -126,7 +127,7 @@ def replay(runner: Runner, config: EngineConfig, trace: Sequence[TimedRequest]) 
                 outcome.event_times.append(now)
             num_open -= event.finish_reason is not None
 
-    executor = InflightExecutor(runner, config, commands, take)
+    executor = InflightExecutor(runner, config, commands.receive, take)
     # The executor has only sums of waits; for quantiles each wait is kept where it is recorded.
     executor._intake.forecast = forecast = _RecordingForecast(executor.info, is_chunk_chosen=config.chooses_chunk)
     while num_open:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from benchmarks.rag.corpus import bundled_models
 from sluice.gateway.documentation import VECTORS, ingest_documentation, load_vectors, save_vectors
-from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.encoding import Vector, Vectors
+from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings, hash_text
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
-from sluice.pipelines.rag.types import Vector, Vectors
 from sluice.serving.backend import ModelLookup
 
 ENCODER = "query_encoder"
