@@ -28,6 +28,7 @@ _IMPORTED = (
     "sluice.gateway.lifecycle",
     "sluice.gateway.assembly",
     "sluice.gateway.batches.service",
+    "sluice.gateway.grpc.server",
     "sluice.pipelines.llm.backend",
 )
 _IGNORED = ("PYTEST_CURRENT_TEST",)

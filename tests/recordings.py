@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sluice.spans import Recording, RemoteParent, Span, current_span
+from sluice.record.spans import Recording, RemoteParent, Span, current_span
 
 PARENT = RemoteParent(0xA1, 0xB2, True)
 

@@ -44,7 +44,7 @@ LIBRARIES = {
     "dynamo": ("gateway/dynamo",),
     "ray": ("cli/fleet",),
     "optuna": ("tuning/search.py",),
-    "opentelemetry": ("gateway/tracing", "gateway/telemetry/otlp.py"),
+    "opentelemetry": ("record/otel.py", "gateway/telemetry/otlp.py"),
 }
 """Heavy libraries, and the folders that may import them."""
 

@@ -13,6 +13,8 @@ import pytest
 from sluice.cli.profile import command
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.profiler import Profiler
+from sluice.gateway.telemetry.metrics import GatewayMetrics
+from tests.gateway.repositories import empty_repository
 from tests.server_process import ServerProcess
 from tests.waiting import PATIENCE_S
 
@@ -91,7 +93,7 @@ def test_a_profile_has_steps_tasks_and_requests(server: ServerProcess, tmp_path:
 
 
 async def test_of_two_profiles_at_once_the_second_is_refused() -> None:
-    profiler = Profiler(list, None)
+    profiler = Profiler(empty_repository(GatewayMetrics()), None)
     first = asyncio.create_task(profiler.record(0.01))
     await asyncio.sleep(0)
     with pytest.raises(SluiceError, match="a profile of this server is being recorded") as caught:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sluice.cli.runtime import command as runtime_command
-from sluice.cli.runtime.environment import InstallStep, plan_steps, run_step, write_overrides
+from sluice.cli.runtime.command import InstallStep, plan_steps, run_step, write_overrides
 from sluice.engine.config import Runtime
 from sluice.engine.runtimes import RUNTIMES
 from sluice.errors import ErrorCode, SluiceError

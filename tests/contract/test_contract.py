@@ -36,7 +36,7 @@ def serving(**settings: Any) -> Iterator[Served]:
     """Serve over HTTP and gRPC, with the settings of `live_server`."""
 
     async def start(live: LiveServer) -> tuple[GrpcServer, int]:
-        server = GrpcServer(live.service, GrpcOptions(port=0), "127.0.0.1")
+        server = GrpcServer(live.server.v2, GrpcOptions(port=0), "127.0.0.1")
         return server, await server.start()
 
     with live_server(**settings) as live:
@@ -391,7 +391,7 @@ def full() -> Iterator[Served]:
         with busy.live.send(path, body):
             busy.live.runner.wait_held()
             with busy.live.send(path, body):
-                wait_until(lambda: busy.live.service.num_open == 2)
+                wait_until(lambda: busy.live.server.plane.num_open == 2)
                 yield busy
         busy.live.runner.release()
 

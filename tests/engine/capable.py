@@ -2,8 +2,8 @@
 
 import msgspec
 
+from sluice.engine.client.base import OnGone
 from sluice.engine.client.stream import GenerationStream
-from sluice.engine.client.supervision import OnGone
 from sluice.engine.types import GenerateRequest, SamplingParams
 from tests.engine.in_process_client import InProcessEngineClient
 

@@ -59,7 +59,7 @@ class InProcessEngineClient(EngineClient):
         def emit(frame: StepFrame) -> None:
             self._call(loop, self._on_frame, frame)
 
-        self.executor = InflightExecutor(runner, self.config, self._commands, emit, draft_runner=draft_runner)
+        self.executor = InflightExecutor(runner, self.config, self._commands.receive, emit, draft_runner=draft_runner)
         self._info = self.executor.info
         self._thread = threading.Thread(target=self._run, args=(self.executor, runner, loop), name="engine")
         self._thread.start()

@@ -53,7 +53,7 @@ class ScriptedExecutor:
             {"model_path": "", "max_num_seqs": 6, "max_num_batched_tokens": 16, **limits}, EngineConfig
         )
         self.executor = InflightExecutor(
-            self.runner, config, self.script, self.record, lambda: self.now, draft_runner, self.exchange
+            self.runner, config, self.script.receive, self.record, lambda: self.now, draft_runner, self.exchange
         )
 
     def record(self, frame: StepFrame) -> None:

@@ -9,47 +9,39 @@ from typing import Any, cast
 import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from redis.exceptions import ConnectionError as RedisConnectionError
 
-from sluice.engine.client.base import EngineClient
+from sluice.engine.client.base import EngineClient, Replica
 from sluice.engine.client.counters import NO_STATS
-from sluice.engine.fleet.joining import MemberJoiner
+from sluice.engine.config import EngineConfig
+from sluice.engine.fleet.joining import MemberFleetClient
 from sluice.engine.fleet.membership import redis_leases
 from sluice.engine.fleet.membership.fleet_url import FleetUrl
-from sluice.engine.fleet.membership.members import Member, check_members
-from sluice.engine.fleet.membership.pushed import PushedMembership
+from sluice.engine.fleet.membership.members import Member, PushedMembership, check_members
 from sluice.engine.fleet.membership.redis_leases import Lease, RedisMembership
-from sluice.engine.fleet.replica import Replica
 from sluice.errors import ErrorCode, SluiceError
+from sluice.state.interface import Key, Put, Record
+from sluice.state.leases import Leases
+from sluice.state.memory import StoreInMemory
 from tests.fuzz.damage import damaged
 from tests.fuzz.running import example_settings, repeated
 
 
-class StoredLeases:
-    """A Redis for one fleet, which may be away."""
+class StoredLeases(StoreInMemory):
+    """A store of one fleet's leases, which may be away."""
 
     def __init__(self) -> None:
-        self.names: set[bytes] = set()
-        self.leases: dict[str, bytes] = {}
+        super().__init__()
         self.is_away = False
         self.num_looks = 0
 
-    async def smembers(self, key: str) -> set[bytes]:
+    async def scan(self, shelf: str) -> dict[str, Record]:
         self.num_looks += 1
         if self.is_away:
-            raise RedisConnectionError("away")
-        return set(self.names)
-
-    async def mget(self, keys: list[str]) -> list[bytes | None]:
-        return [self.leases.get(key.rpartition(":")[2]) for key in keys]
-
-    async def srem(self, key: str, *names: str) -> None:
-        self.names -= {name.encode() for name in names}
-
-    async def aclose(self) -> None:
-        pass
+            raise SluiceError(ErrorCode.UNAVAILABLE, "away")
+        return await super().scan(shelf)
 
 
+SHELF = "{f}"
 NAMES = ("a", "b", "c")
 ADDRESSES = tuple(f"tcp://h:{port}" for port in range(1, 4))
 lease_fields = {
@@ -74,7 +66,7 @@ def looking_at_once() -> Iterator[None]:
         redis_leases.LOOK_S = before
 
 
-class Leases(RuleBasedStateMachine):
+class LeasesOfAFleet(RuleBasedStateMachine):
     """Leases that come, change, end and break, in a Redis that may be away, as a gateway sees them."""
 
     def __init__(self) -> None:
@@ -84,7 +76,7 @@ class Leases(RuleBasedStateMachine):
         self.seen: tuple[Member, ...] = ()
         self.loop = asyncio.new_event_loop()
         membership = RedisMembership(FleetUrl.parse("redis://127.0.0.1:1/0#f"))
-        cast(Any, membership)._client = self.store
+        cast(Any, membership)._leases = Leases(self.store, SHELF, 60)
         self.watching = self.loop.create_task(self._watch(membership))
 
     async def _watch(self, membership: RedisMembership) -> None:
@@ -104,26 +96,20 @@ class Leases(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES), address=st.sampled_from(ADDRESSES), leaves=st.booleans())
     def renew(self, name: str, address: str, leaves: bool) -> None:
-        self.store.names.add(name.encode())
-        self.store.leases[name] = msgspec.json.encode(Lease(name, address, is_leaving=leaves))
+        self.write_anything(name, msgspec.json.encode(Lease(name, address, is_leaving=leaves)))
 
     @rule(name=st.sampled_from(NAMES), content=damaged_leases)
     def write_anything(self, name: str, content: bytes) -> None:
-        self.store.names.add(name.encode())
-        self.store.leases[name] = content
-
-    @rule(name=st.binary(max_size=3))
-    def name_anything(self, name: bytes) -> None:
-        self.store.names.add(name)
+        self.loop.run_until_complete(self.store.put(Put(Key(SHELF, name), content)))
 
     @rule(name=st.sampled_from(NAMES))
     def end(self, name: str) -> None:
-        self.store.leases.pop(name, None)
+        self.loop.run_until_complete(self.store.delete(Key(SHELF, name)))
 
     @rule()
     def lose_all(self) -> None:
-        self.store.names.clear()
-        self.store.leases.clear()
+        for name in NAMES:
+            self.end(name)
 
     @rule(is_away=st.booleans())
     def go(self, is_away: bool) -> None:
@@ -138,11 +124,12 @@ class Leases(RuleBasedStateMachine):
         before = self.seen
         self._look()
         check_members(self.seen)
-        if self.store.is_away or not all(map(_is_text, self.store.names)):
+        if self.store.is_away:
             assert self.seen == before
             return
-        leases = {name: lease for name, text in self.store.leases.items() if (lease := _read(text)) is not None}
-        named = {lease.name for name, lease in leases.items() if name.encode() in self.store.names}
+        stored = self.loop.run_until_complete(StoreInMemory.scan(self.store, SHELF))
+        leases = {name: lease for name, each in stored.items() if (lease := _read(each.body)) is not None}
+        named = {lease.name for lease in leases.values()}
         kept = {each.name for each in before if each.name in self.serving}
         assert {each.name for each in self.seen} <= named | kept | {each.name for each in before}
         for name in NAMES:
@@ -156,14 +143,6 @@ class Leases(RuleBasedStateMachine):
         self.loop.close()
 
 
-def _is_text(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def _read(text: bytes) -> Lease | None:
     try:
         return msgspec.json.decode(text, type=Lease)
@@ -174,7 +153,7 @@ def _read(text: bytes) -> Lease | None:
 @repeated
 def test_leases_name_the_members() -> None:
     with looking_at_once():
-        run_state_machine_as_test(Leases, settings=example_settings(8))
+        run_state_machine_as_test(LeasesOfAFleet, settings=example_settings(8))
 
 
 class StartingEngine:
@@ -198,6 +177,19 @@ class StartingEngine:
         await asyncio.sleep(0)
 
 
+class JoiningFleet(MemberFleetClient):
+    """Takes replicas and lets them leave, and no more than that."""
+
+    async def join(self, replica: Replica) -> None:
+        await asyncio.sleep(0)
+        assert replica.name not in [each.name for each in self.replicas if not each.is_draining]
+        self.replicas.append(replica)
+
+    async def remove(self, replica: Replica) -> None:
+        await replica.engine.stop()
+        self.replicas.remove(replica)
+
+
 class Joining(RuleBasedStateMachine):
     """Members that are named and not any more, while their engines start, fail and serve."""
 
@@ -205,24 +197,15 @@ class Joining(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.engines: list[StartingEngine] = []
-        self.replicas: list[Replica] = []
         self.named: tuple[Member, ...] = ()
         self.pushed = PushedMembership(())
-        self.joiner = MemberJoiner(self.pushed, self._make, self._join, self._leave, drain_s=0.0)
-        self.loop.run_until_complete(self.joiner.start(0.0))
+        self.fleet = JoiningFleet(EngineConfig(model_path=""), self.pushed, self._make, drain_s=0.0)
+        self.starting = self.loop.create_task(self.fleet.start())
+        self.turn(2)
 
     def _make(self, member: Member) -> EngineClient:
         self.engines.append(StartingEngine(member))
         return cast(EngineClient, self.engines[-1])
-
-    async def _join(self, replica: Replica) -> None:
-        await asyncio.sleep(0)
-        assert replica.name not in [each.name for each in self.replicas if not each.is_draining]
-        self.replicas.append(replica)
-
-    async def _leave(self, replica: Replica) -> None:
-        await replica.engine.stop()
-        self.replicas.remove(replica)
 
     @rule(ports=st.sets(st.integers(1, 4), max_size=3))
     def name(self, ports: set[int]) -> None:
@@ -250,17 +233,17 @@ class Joining(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.turn(30)
-        joined = {each.name for each in self.replicas}
+        joined = {each.name for each in self.fleet.replicas}
         latest = {each.member.name: each for each in self.engines}
         expected = {
             each.name for each in self.named if (latest[each.name].is_serving and not latest[each.name].num_stops)
         }
         assert joined == expected
-        self.loop.run_until_complete(self.joiner.stop())
+        self.starting.cancel()
+        self.loop.run_until_complete(self.fleet.stop())
         self.turn(30)
-        serving = [each.engine for each in self.replicas]
         for engine in self.engines:
-            assert engine.num_stops == (0 if cast(EngineClient, engine) in serving else 1), engine.member
+            assert engine.num_stops == 1, engine.member
         self.loop.close()
 
 

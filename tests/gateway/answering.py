@@ -20,16 +20,15 @@ from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 from sluice.engine.client.base import EngineClient
 from sluice.engine.client.process import ProcessEngineClient
 from sluice.engine.config import EngineConfig
+from sluice.gateway.assembly import make_application
 from sluice.gateway.grpc.server import GrpcServer
-from sluice.gateway.http.app import create_app
 from sluice.gateway.http.server import HttpServer
 from sluice.gateway.listeners import listen, listener_url
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.grpc import GrpcOptions
-from sluice.gateway.service import InferenceService
-from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.server import Server
 from tests.gateway.http.sse import events_of
-from tests.gateway.repositories import empty_repository, llm_model
+from tests.gateway.repositories import empty_server, llm_model
 from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.paths import PYTHONPATH
 from tests.waiting import PATIENCE_S
@@ -49,7 +48,7 @@ class Answering:
     client: httpx.Client
     stub: Any
     engine: EngineClient
-    service: InferenceService
+    server: Server
 
     def openai(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         """Return status and answer; for a stream, its events with the pieces of a text joined."""
@@ -113,9 +112,10 @@ def tensors(response: service_pb2.ModelInferResponse) -> dict[str, list[Any]]:
 
 
 def joined(events: Sequence[Any]) -> list[Any]:
-    """Join OpenAI's events: only how a text is split into pieces depends on timing."""
+    """Join OpenAI's events: only how a text is split into pieces depends on timing, and whether its last piece comes
+    with the end."""
     told: list[Any] = []
-    for event in events:
+    for event in (part for each in events for part in _parts(each)):
         if told and _is_piece(event) and _is_piece(told[-1]) and _choice(event)["index"] == _choice(told[-1])["index"]:
             _add(_choice(told[-1]), _choice(event))
         else:
@@ -127,12 +127,32 @@ def _choice(event: Any) -> Any:
     return event["choices"][0]
 
 
-def _is_piece(event: Any) -> bool:
+def _text(event: Any) -> str | None:
+    """Return the text of an event's choice; None where it has no place for one."""
     if event == "[DONE]" or not event.get("choices"):
-        return False
+        return None
     choice = _choice(event)
-    text = choice["delta"].get("content") if "delta" in choice else choice["text"]
-    return bool(text) and choice["finish_reason"] is None
+    text: str | None = choice["delta"].get("content") if "delta" in choice else choice["text"]
+    return text
+
+
+def _parts(event: Any) -> Iterator[Any]:
+    """Yield an event, or the piece and the end that are one event."""
+    if not _text(event) or _choice(event)["finish_reason"] is None:
+        yield event
+        return
+    choice = _choice(event)
+    yield event | {"choices": [choice | {"finish_reason": None}]}
+    bare: dict[str, Any] = {"delta": {}} if "delta" in choice else {"text": ""}
+    yield event | {"choices": [choice | bare | {"logprobs": None}]}
+
+
+def _is_piece(event: Any) -> bool:
+    return (
+        _text(event) is not None
+        and _choice(event)["finish_reason"] is None
+        and "role" not in _choice(event).get("delta", ())
+    )
 
 
 def _add(before: Any, more: Any) -> None:
@@ -186,30 +206,28 @@ def answering_stand_in(config: EngineConfig, version: str) -> Iterator[Answering
 def answering(make_engine: Callable[[], EngineClient], checkpoint: Path) -> Iterator[Answering]:
     """Serve the model in `checkpoint` over an engine that is made, started and stopped on the server's thread."""
     ready, over = threading.Event(), threading.Event()
-    started: list[tuple[str, str, EngineClient, InferenceService] | BaseException] = []
+    started: list[tuple[str, str, EngineClient, Server] | BaseException] = []
 
     async def serve() -> None:
         engine = make_engine()
         await engine.start()
-        metrics = GatewayMetrics()
-        repository = empty_repository(metrics)
-        repository.add(llm_model(MODEL, checkpoint, engine, metrics))
-        await repository.start()
-        service = InferenceService(repository, metrics, PATIENCE_S)
-        service.begin_serving()
+        server = empty_server()
+        server.plane.repository.add(llm_model(MODEL, checkpoint, engine, server.metrics))
+        await server.plane.repository.start()
+        server.plane.health.begin_serving()
         listener = listen("127.0.0.1", 0, "--http-port")
         http, rpc = (
-            HttpServer(create_app(service, ServeConfig()), listener),
-            GrpcServer(service, GrpcOptions(port=0), "127.0.0.1"),
+            HttpServer(make_application(server, ServeConfig()), listener),
+            GrpcServer(server.v2, GrpcOptions(port=0), "127.0.0.1"),
         )
         http.start()
         target = f"127.0.0.1:{await rpc.start()}"
-        started.append((listener_url(listener), target, engine, service))
+        started.append((listener_url(listener), target, engine, server))
         ready.set()
         await asyncio.to_thread(over.wait)
         await rpc.stop(0)
         await http.stop(PATIENCE_S)
-        await service.close()
+        await server.rooms.close()
         listener.close()
 
     def run() -> None:
@@ -225,9 +243,9 @@ def answering(make_engine: Callable[[], EngineClient], checkpoint: Path) -> Iter
         assert ready.wait(PATIENCE_S)
         if isinstance(started[0], BaseException):
             raise started[0]
-        url, target, engine, service = started[0]
+        url, target, engine, server = started[0]
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as client, grpc.insecure_channel(target) as channel:
-            yield Answering(client, service_pb2_grpc.GRPCInferenceServiceStub(channel), engine, service)
+            yield Answering(client, service_pb2_grpc.GRPCInferenceServiceStub(channel), engine, server)
     finally:
         over.set()
         thread.join(PATIENCE_S)

@@ -1,8 +1,13 @@
-"""Repositories for tests that have models in hand, not in folders."""
+"""Repositories and servers for tests that have models in hand, not in folders."""
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sluice.engine.client.base import EngineClient
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.rooms import Rooms
+from sluice.gateway.server import Server, build_server
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.llm.configuration import add_engine_parameters, default_llm_config
 from sluice.pipelines.llm.model import LlmModel
@@ -20,6 +25,14 @@ def empty_repository(metrics: GatewayMetrics) -> ModelRepository:
         return BackendContext(models)
 
     return ModelRepository((), ControlMode.NONE, context)
+
+
+def empty_server(config: ServeConfig | None = None, **parts: Any) -> Server:
+    """Return a server without ports over an empty repository."""
+    metrics = GatewayMetrics()
+    repository, rooms = empty_repository(metrics), Rooms(metrics.registry)
+    rooms.join(close=partial(repository.close, 0))
+    return build_server(config or ServeConfig(), repository, metrics, rooms, **parts)
 
 
 def llm_model(name: str, checkpoint: Path, engine: EngineClient, metrics: GatewayMetrics) -> LlmModel:

@@ -17,7 +17,7 @@ from sluice.gateway.lifecycle import GatewayServer
 from sluice.gateway.listeners import Listeners, listen
 from sluice.gateway.options.command_line import parse_flags
 from sluice.gateway.options.config import read_config
-from sluice.gateway.service import InferenceService
+from sluice.gateway.server import Server
 from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 from tests.waiting import PATIENCE_S
@@ -31,7 +31,7 @@ class _Server(GatewayServer):
         self.ready = threading.Event()
         self.failure: BaseException | None = None
 
-    def _print_ready(self, service: InferenceService) -> None:
+    def _print_ready(self, server: Server) -> None:
         self.ready.set()
 
     def stop(self) -> None:

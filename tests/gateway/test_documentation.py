@@ -7,11 +7,15 @@ import pytest
 
 from sluice.gateway.bundled import DOCUMENTATION_COLLECTION, documentation
 from sluice.gateway.documentation import VECTORS, ingest_documentation, load_vectors, save_vectors
-from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.encoding import Vectors
+from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
-from sluice.pipelines.rag.types import Vectors
 from tests.pipelines.rag.bundled import copy_models, serving
+
+MOST_OTHERS = 0.1
+"""The share of chunks that a first start may have to encode, in seconds. So the file changes with a tenth of the
+documentation, and not with each wording."""
 
 
 class CountingEncoder(TextEncoder):
@@ -25,9 +29,7 @@ class CountingEncoder(TextEncoder):
 
 
 @pytest.mark.slow
-async def test_a_first_start_encodes_one_chunk_of_each_document_to_check_the_vectors_of_the_others(
-    tmp_path: Path,
-) -> None:
+async def test_a_first_start_encodes_one_chunk_of_each_document_and_the_few_that_were_reworded(tmp_path: Path) -> None:
     async with serving(copy_models(tmp_path)) as models:
         encoder = CountingEncoder(models, "query_encoder")
         encoder.encoded = []
@@ -35,9 +37,9 @@ async def test_a_first_start_encodes_one_chunk_of_each_document_to_check_the_vec
         await ingest_documentation(library)
         info = await library.collection(DOCUMENTATION_COLLECTION)
         await library.close()
-    remedy = "the documentation or the encoder has changed: run `make vectors`"
-    assert info.num_documents == len(documentation()) == len(encoder.encoded), remedy
-    assert info.num_chunks == len(load_vectors(VECTORS)), remedy
+    num_others = len(encoder.encoded) - len(documentation())
+    assert info.num_documents == len(documentation())
+    assert num_others <= MOST_OTHERS * info.num_chunks, "much of the documentation has changed: run `make vectors`"
 
 
 def test_saved_vectors_are_loaded_in_half_precision_and_are_few_bytes(tmp_path: Path) -> None:

@@ -20,13 +20,12 @@ import pytest
 import uvloop
 from prometheus_client import generate_latest
 
-from sluice.gateway.assembly import make_service
-from sluice.gateway.http.app import create_app
+from sluice.gateway.assembly import make_application, make_server
 from sluice.gateway.http.server import HttpServer
 from sluice.gateway.listeners import listen, listener_url
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.serving import RepositoryOptions
-from sluice.gateway.service import InferenceService
+from sluice.gateway.server import Server
 from sluice.serving.repository.managed_model import ModelState
 from sluice.serving.repository.settings import ControlMode
 from tests import paths
@@ -70,30 +69,30 @@ def put(folder: Path, config: str) -> None:
 
 
 @asynccontextmanager
-async def serving(models: Path) -> AsyncIterator[tuple[InferenceService, httpx.AsyncClient]]:
+async def serving(models: Path) -> AsyncIterator[tuple[Server, httpx.AsyncClient]]:
     config = ServeConfig(repository=RepositoryOptions(paths=(str(models),), control_mode=ControlMode.EXPLICIT))
-    service = make_service(config)
-    await service.calls.access.ring.start()
-    await service.repository.start()
-    service.begin_serving()
+    server = make_server(config)
+    await server.accounts.calls.access.ring.start()
+    await server.plane.repository.start()
+    server.plane.health.begin_serving()
     listener = listen("127.0.0.1", 0, "--http-port")
-    server = HttpServer(create_app(service, config), listener)
-    server.start()
+    http = HttpServer(make_application(server, config), listener)
+    http.start()
     try:
         async with httpx.AsyncClient(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
-            yield service, client
+            yield server, client
     finally:
-        await server.stop(PATIENCE_S)
-        await service.close()
+        await http.stop(PATIENCE_S)
+        await server.rooms.close()
 
 
-async def reload(service: InferenceService, client: httpx.AsyncClient, name: str) -> None:
+async def reload(server: Server, client: httpx.AsyncClient, name: str) -> None:
     (await client.post(f"/v2/repository/models/{name}/load")).raise_for_status()
     (await client.get(f"/v2/models/{name}/stats")).raise_for_status()
-    generate_latest(service.metrics.registry)
+    generate_latest(server.metrics.registry)
     body = {"parameters": {"unload_dependents": True}}
     (await client.post(f"/v2/repository/models/{name}/unload", json=body)).raise_for_status()
-    await until(lambda: all(row.state in (None, ModelState.UNAVAILABLE) for row in service.repository.index()))
+    await until(lambda: all(row.state in (None, ModelState.UNAVAILABLE) for row in server.plane.repository.index()))
 
 
 async def settle() -> None:
@@ -142,14 +141,14 @@ def reload_often(models: Path, name: str) -> dict[str, int]:
     growing: dict[str, int] = {}
 
     async def check() -> None:
-        async with serving(models) as (service, client):
+        async with serving(models) as (server, client):
             for _ in range(WARM_UP):
-                await reload(service, client, name)
+                await reload(server, client, name)
             await settle()
             files, others = num_files(), set(psutil.Process().children())
-            growing.update(await find_growing(service, client, name))
+            growing.update(await find_growing(server, client, name))
             if growing:  # a leak grows every time; what a library allocates for itself does so once
-                again = await find_growing(service, client, name)
+                again = await find_growing(server, client, name)
                 for kind in growing.keys() - again.keys():
                     del growing[kind]
             await until(lambda: num_files() <= files and set(psutil.Process().children()) <= others)
@@ -158,14 +157,14 @@ def reload_often(models: Path, name: str) -> dict[str, int]:
     return growing
 
 
-async def find_growing(service: InferenceService, client: httpx.AsyncClient, name: str) -> dict[str, int]:
+async def find_growing(server: Server, client: httpx.AsyncClient, name: str) -> dict[str, int]:
     """Reload a model many times, and return the kinds of objects that have grown, and `memory` where that has.
 
     What a thread or a timer lets go of a moment later has not grown: the count is repeated until nothing has.
     """
     before, blocks = objects(), sys.getallocatedblocks()
     for _ in range(ROUNDS[name]):
-        await reload(service, client, name)
+        await reload(server, client, name)
     for _ in range(NUM_LOOKS):
         await settle()
         growing = grown(before, ROUNDS[name])

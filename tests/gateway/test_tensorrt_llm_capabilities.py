@@ -109,7 +109,7 @@ def test_sampling_fields_are_obeyed(theirs: Answering) -> None:
 def test_its_own_statistics_are_on_the_page(theirs: Answering) -> None:
     assert complete(theirs).status_code == 200
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(TrtLlmCollector(theirs.service.repository.models))
+    registry.register(TrtLlmCollector(theirs.server.plane.repository.models))
     page = generate_latest(registry).decode()
     for series in (
         'nv_trt_llm_request_metrics{model="rill",request_type="active",version="1"}',

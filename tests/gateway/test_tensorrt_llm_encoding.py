@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sluice.engine.client.process import ProcessEngineClient
 from sluice.engine.config import EngineConfig, Runtime
 from tests.gateway.answering import Answering, answering
-from tests.pipelines.rag.test_llm_encoder import write_sentence_files
+from tests.pipelines.encoding.test_llm_encoder import write_sentence_files
 from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.model_folders import MAX_POSITIONS, make_checkpoint
 from tests.stand_ins.paths import PYTHONPATH

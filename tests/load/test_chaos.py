@@ -26,9 +26,8 @@ from sluice.load.chaos.outcomes import Outcome, OutcomeVerdict, Tally, judge
 from sluice.load.chaos.processes import Program
 from sluice.load.chaos.questions import KINDS, Question, QuestionKind, light_questions, make_questions
 from sluice.load.chaos.report import show_progress, verdict
-from sluice.load.chaos.run import ChaosConfig, ChaosRun, find_open
+from sluice.load.chaos.run import ChaosConfig, ChaosRun, find_open, schedule
 from sluice.load.chaos.samples import Sample, find_leaks, find_slopes, sample_interval_s, sum_gauges
-from sluice.load.chaos.schedule import schedule
 from sluice.load.chaos.traffic import Completion, Traffic
 from sluice.load.config import ApiKind, Workload
 from sluice.load.stream import Failure, FailureKind, LiveCounts

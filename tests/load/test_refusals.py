@@ -31,25 +31,9 @@ REFUSED = {
     f"{TO} --api ollama_chat --tools builtin --tool-choice none": "Ollama's API has none",
     f"{TO} --concurrency 2 --processes 3": "at most one for each request in flight",
     f"{TO} --images 1": "--images: requests of --api completions cannot have it",
-    # flags of other load generators that cannot be honoured
-    "vllm-bench --profile": "--profile: profile a server of Sluice",
-    "vllm-bench --ramp-up-strategy linear": "--final-rate",
-    "vllm-bench --hf-split train": "random, sharegpt and burstgpt",
-    "vllm-bench --nonsense 1": "unrecognized arguments: --nonsense",
-    "vllm-bench --backend openai-audio": "invalid choice: 'openai-audio'",
-    "genai-perf profile -m m --input-file x": "use `sluice load --trace FILE`",
-    "genai-perf profile -m m --nonsense 1": "unrecognized arguments: --nonsense",
-    "genai-perf profile": "required: -m",
-    "perf-analyzer -m m --shared-memory system": "tensors travel in the request",
-    "perf-analyzer -m m --nonsense 1": "unrecognized arguments: --nonsense",
-    # and their values
-    "vllm-bench --endpoint /v1/chat/completions": "the path of this API is /v1/completions",
-    "vllm-bench --dataset-name sharegpt": "--dataset-path goes with",
-    "vllm-bench --goodput itl:5": "write NAME:MS of ttft, tpot, e2el",
-    "vllm-bench --percentile-metrics x": "there are ttft, tpot, itl, e2el",
-    "vllm-bench --random-range-ratio 1": "from 0 to below 1",
-    "genai-perf -m m --endpoint-type chat --image-width-mean 5": "go together",
-    "genai-perf -m m --endpoint-type chat --extra-inputs x": "write NAME:VALUE or a JSON object",
+    # flags of perf_analyzer that only itself has
+    "perf-analyzer -m m --shared-memory system": "unrecognized arguments: --shared-memory",
+    "perf-analyzer": "required: -m",
 }
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.load.config import ApiKind
-from sluice.load.splitters import EventSplitter
+from sluice.load.stream import EventSplitter
 from tests.load.scripted_server import Script, Wire, good_stream, only_failure, run_against
 
 

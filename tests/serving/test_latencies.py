@@ -1,5 +1,5 @@
 import logging
-from math import inf, isnan
+from math import isnan
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.latencies import (
     FIRST_RESPONSE_BUCKETS_MS,
     FIRST_RESPONSE_FAMILY,
-    Histogram,
     SlidingSketch,
     read_first_response_buckets,
 )
@@ -42,14 +41,6 @@ def test_what_is_older_than_a_minute_is_forgotten() -> None:
     assert sketch.quantiles([1.0], 59 * SECOND_NS) == [pytest.approx(1000, rel=0.01)]
     assert sketch.quantiles([1.0], 61 * SECOND_NS) == [pytest.approx(10, rel=0.01)]
     assert isnan(sketch.quantiles([1.0], 200 * SECOND_NS)[0])
-
-
-def test_a_value_on_a_bound_belongs_to_it() -> None:
-    histogram = Histogram((1.0, 10.0))
-    for value in (0.5, 1.0, 5.0, 10.0, 11.0):
-        histogram.add(value)
-    assert histogram.cumulative() == [(1.0, 2), (10.0, 4), (inf, 5)]
-    assert histogram.total == 27.5
 
 
 def metrics(*controls: str) -> str:

@@ -70,7 +70,7 @@ def _measure_code() -> dict[str, int]:
     for path in modules().values():
         nodes = [*statements(ast.parse(path.read_text(), str(path)))]
         classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
-        protocols += sum(any(_name(base) == "Protocol" for base in node.bases) for node in classes)
+        protocols += sum(any(ast.unparse(base).startswith("Protocol") for base in node.bases) for node in classes)
         attributes += [len({*_attributes(node)}) for node in classes]
         imports.append(len({*map(folder_name, names_in(iter(nodes)))} & modules().keys()))
     return {

@@ -34,7 +34,7 @@ def tower() -> str:
                 "gateway/",
                 [
                     "protocols and the process around them: OpenAI and Triton v2 over HTTP, SSE and gRPC,",
-                    "RAG, metrics; service.py is the one data plane under all of them",
+                    "RAG, metrics; plane.py is the one data plane under all of them",
                     "http/ (openai, v2, rag)   grpc/   v2/   telemetry/   options/",
                 ],
                 "accent",
@@ -249,7 +249,7 @@ def chat_request() -> str:
         [
             ("Client", "POST /v1/chat/completions", ""),
             ("gateway/http/openai", "schemas, SSE frames", "accent"),
-            ("gateway/service.py", "the one data plane", "accent"),
+            ("gateway/plane.py", "the one data plane", "accent"),
             ("pipelines/llm, text", "template, tokenizer", "accent"),
             ("engine/client", "EngineClient", "warm"),
             ("engine/loop", "InflightExecutor", "warm"),
@@ -279,7 +279,7 @@ def infer_request() -> str:
         [
             ("Client", "infer, ModelInfer", ""),
             ("gateway/http, grpc", "JSON, bytes, protobuf", "accent"),
-            ("gateway/service.py", "the one data plane", "accent"),
+            ("gateway/plane.py", "the one data plane", "accent"),
             ("serving", "Model, InferJob", "green"),
             ("serving/batching", "Batcher, InstancePool", "green"),
             ("serving/backends", "Instance: ONNX, Python …", "green"),

@@ -14,6 +14,7 @@ from sluice.gateway.ledger.ledger import CallLedger
 from sluice.gateway.ledger.prices import PriceTable
 from sluice.gateway.ledger.store import LedgerStore
 from sluice.gateway.options.telemetry import MetricsSettings
+from sluice.gateway.plane import Plane
 from sluice.gateway.quotas.account import Party
 from sluice.gateway.quotas.metrics import QuotaCollector
 from sluice.gateway.quotas.observer import QuotaObserver
@@ -22,7 +23,7 @@ from sluice.gateway.streams.metrics import COUNTERS, StreamCollector
 from sluice.gateway.streams.store import SharedStore, StreamLimits, StreamStore
 from sluice.gateway.telemetry import trt_llm
 from sluice.gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
-from sluice.gateway.telemetry.engine import EngineCollector, ServedModels
+from sluice.gateway.telemetry.engine import EngineCollector
 from sluice.gateway.telemetry.event_loop import EventLoopMonitor
 from sluice.gateway.telemetry.machine import GpuProcess, GpuSample, process_memory
 from sluice.gateway.telemetry.metrics import GatewayMetrics
@@ -51,10 +52,9 @@ def _requests() -> str:
 
 
 def _engine() -> str:
-    service = SimpleNamespace(
-        llms=list, is_live=bool, is_ready=bool, repository=SimpleNamespace(num_failed_loads={}, models=list)
-    )
-    return _table(EngineCollector(cast(ServedModels, service)).collect(), _labels)
+    health = SimpleNamespace(is_live=bool, is_ready=bool)
+    plane = SimpleNamespace(llms=list, health=health, repository=SimpleNamespace(num_failed_loads={}, models=list))
+    return _table(EngineCollector(cast(Plane, plane)).collect(), _labels)
 
 
 def _replicas() -> str:

@@ -2,16 +2,16 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
+from sluice.tuning.steps import ConsoleSteps
 from sluice.tuning.trials import Trial
 
 
-@dataclass
-class HeardSteps:
+class HeardSteps(ConsoleSteps):
     """Keeps the lines that a user is told."""
 
-    lines: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.lines: list[str] = []
 
     def say(self, line: str) -> None:
         self.lines.append(line)

@@ -62,7 +62,6 @@ def test_without_optuna_the_extra_is_named(
         "sluice.tuning.search",
         "sluice.tuning.run",
         "sluice.tuning.comparison",
-        "sluice.tuning.decision",
         "sluice.tuning.simulated_search",
     ):
         monkeypatch.delitem(sys.modules, name, raising=False)

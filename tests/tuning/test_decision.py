@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import cast
 
 from sluice.tuning.comparison import TuningVerdict
-from sluice.tuning.decision import TuningDecision
 from sluice.tuning.figures import FigureConstraint, Figures, Goal, Objective
+from sluice.tuning.run import TuningDecision
 from sluice.tuning.space import Dimension, Point, SearchSpace
 from sluice.tuning.trials import Stage, TrialStore
 from tests.tuning.heard_steps import HeardSteps

@@ -13,7 +13,7 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
-from tests.pipelines.rag.test_llm_encoder import write_sentence_files
+from tests.pipelines.encoding.test_llm_encoder import write_sentence_files
 from tests.server_process import ServerProcess, running_command
 from tests.vllm.conftest import PATIENCE_S, RILL, arguments, metric
 

@@ -69,11 +69,16 @@ def test_a_model_that_runs_on_gpus_alone_needs_one(
     assert failing["GPU"] == "no NVIDIA GPU: no driver"
 
 
-def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command([*FREE_PORTS, "--http-port", str(port)])
-    assert f"{port} is taken" in capsys.readouterr().out
+        monkeypatch.setenv("SLUICE_HTTP_PORT", str(port))
+        command(FREE_PORTS[2:])
+    assert capsys.readouterr().out.count(f"{port} is taken") == 2
+    monkeypatch.setenv("SLUICE_HTTP_PORT", "many")
+    assert command([]) == 2
+    assert "SLUICE_HTTP_PORT must be a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def test_a_server_s_load_is_told(doctor: Doctor, tmp_path: Path) -> None:
             gateway.complete(max_tokens=900)
         for _ in range(3):
             gateway.post("/v2/models/slow/infer", body)
-        slow = gateway.service.repository.find("slow")
+        slow = gateway.server.plane.repository.find("slow")
         gateway.wait_until(lambda: gateway.engines[0].stats.num_waiting == 3 and slow.statistics.count_pending() == 2)
         found = doctor.findings(gateway)
         over.touch()
@@ -311,7 +311,7 @@ def test_an_idle_server_a_key_that_is_missing_and_an_engine_that_is_given_up(doc
         code, written, said = doctor.run("--live", gateway.url)
         assert (code, said) == (0, f"watching {gateway.url} for 0.1 s\n")
         assert written.rstrip().splitlines()[-1].startswith(("Nothing bounds this server.", "Bound by: gateway"))
-        ring = gateway.service.calls.access.ring
+        ring = gateway.server.accounts.calls.access.ring
         assert ring.store is not None
         new = make_key(Identity(name="ci", tenant="research", groups=frozenset([*RouteGroup])))
         gateway.run(ring.store.add(new.stored))

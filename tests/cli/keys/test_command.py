@@ -11,7 +11,7 @@ from sluice.cli.keys.command import command
 from sluice.gateway.access.identity import Identity
 from sluice.gateway.access.keys import PREFIX, StoredKey, make_key
 from sluice.gateway.access.ring import KeyRing
-from sluice.gateway.access.store import SqliteKeys
+from sluice.gateway.access.store import open_keys
 
 
 class Shell:
@@ -88,7 +88,7 @@ def test_rotate_and_revoke(shell: Shell) -> None:
 
 
 async def test_servers_know_what_the_command_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ring = KeyRing(SqliteKeys(tmp_path / "keys.sqlite"))
+    ring = KeyRing(open_keys(str(tmp_path / "keys.sqlite")))
     await ring.refresh()
     assert not ring.has_keys
     assert await asyncio.to_thread(command, ["create", "--name", "a", "--quiet", "--state-path", str(tmp_path)]) == 0
@@ -135,7 +135,7 @@ def test_an_update_changes_what_it_names(shell: Shell) -> None:
     assert after == before | changes | {"networks": [], "expires_at": None}
     after = json.loads(shell.run("update", after["id"], "--unset", "requests_per_minute,tokens_per_day", "--json"))
     assert after["limits"] == {}
-    ring = KeyRing(SqliteKeys(shell.folder / "keys.sqlite"))
+    ring = KeyRing(open_keys(str(shell.folder / "keys.sqlite")))
     asyncio.run(ring.refresh())
     found = ring.find(text.strip().encode())
     assert found is not None
@@ -179,6 +179,6 @@ def test_a_key_of_an_older_version_is_shown_as_one_whose_groups_were_never_named
 
 
 async def _add(folder: Path, key: StoredKey) -> None:
-    store = SqliteKeys(folder / "keys.sqlite")
+    store = open_keys(str(folder / "keys.sqlite"))
     await store.add(key)
     await store.close()

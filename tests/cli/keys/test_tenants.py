@@ -9,7 +9,7 @@ import pytest
 from sluice.cli.keys.tenants import command
 from sluice.gateway.access.identity import QuotaLimits
 from sluice.gateway.access.ring import KeyRing
-from sluice.gateway.access.store import SqliteKeys
+from sluice.gateway.access.store import open_keys
 
 
 def test_limits_are_set_shown_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,7 +22,7 @@ def test_limits_are_set_shown_and_removed(tmp_path: Path, capsys: pytest.Capture
     assert run("set", "research", "--tokens-per-day", "5000") == "research: tokens_per_day=5000\n"
     set_again = json.loads(run("set", "research", "--money-per-month", "2.5", "--json"))
     assert set_again == {"object": "tenant", "name": "research", "limits": {"money_per_month": 2.5}}
-    ring = KeyRing(SqliteKeys(tmp_path / "keys.sqlite"))
+    ring = KeyRing(open_keys(str(tmp_path / "keys.sqlite")))
     asyncio.run(ring.refresh())
     assert ring.tenants == {"research": QuotaLimits(money_per_month=2.5)}
     assert not ring.has_keys

@@ -17,17 +17,16 @@ import httpx
 from starlette.types import ASGIApp
 
 from sluice.engine.arrays import FloatArray
-from sluice.engine.client.base import EngineClient
+from sluice.engine.client.base import EngineClient, Replica
 from sluice.engine.config import EngineConfig
 from sluice.engine.fleet.client import FleetClient
-from sluice.engine.fleet.replica import Replica
 from sluice.engine.runners.base import StepBatch
-from sluice.gateway.assembly import make_service, watch_event_loop
-from sluice.gateway.http.app import create_app, create_metrics_app
+from sluice.gateway.assembly import make_application, make_server, measure_process
+from sluice.gateway.http.app import create_metrics_app
 from sluice.gateway.http.server import HttpServer
-from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.listeners import OtherPorts, listen, listener_url
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
+from sluice.gateway.server import Server
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.repositories import llm_model
@@ -57,7 +56,7 @@ class LiveGateway:
 
     url: str
     metrics_url: str
-    service: InferenceService
+    server: Server
     engines: list[EngineClient]
     _loop: asyncio.AbstractEventLoop
     _client: httpx.Client
@@ -113,37 +112,39 @@ def live_gateway(
     own = replace(own, rag=replace(own.rag, store=str(folder / "rag.sqlite")))
 
     async def serve() -> None:
-        service = make_service(own)
-        watch_event_loop(service, "gateway")
-        await service.calls.access.ring.start()
+        server = make_server(own)
+        measure_process(server, own.metrics, "gateway")
+        await server.accounts.calls.access.ring.start()
         settings = engine or EngineConfig(model_path="none")
         engines: list[EngineClient] = [InProcessEngineClient(settings, each) for each in runners]
-        fleet = FleetClient(settings, [Replica(str(number), each) for number, each in enumerate(engines)])
-        chosen: Any = fleet if len(engines) > 1 else engines[0]
+        chosen: Any = engines[0]
+        if len(engines) > 1:
+            chosen = FleetClient(settings, [Replica(str(number), each) for number, each in enumerate(engines)])
         await chosen.start()
-        service.repository.add(llm_model(MODEL, RILL_TOKENIZER, chosen, service.metrics))
-        await service.repository.start(own.repository.load)
-        service.begin_serving()
+        server.plane.repository.add(llm_model(MODEL, RILL_TOKENIZER, chosen, server.metrics))
+        await server.plane.repository.start(own.repository.load)
+        server.plane.health.begin_serving()
         listeners = [listen("127.0.0.1", 0, flag) for flag in ("--http-port", "--metrics-port")]
         port = listeners[1].getsockname()[1]
-        apps: list[ASGIApp] = [create_app(service, own, port), create_metrics_app(service.metrics, service.calls)]
-        servers = [HttpServer(app, each) for app, each in zip(apps, listeners, strict=True)]
-        for server in servers:
-            server.start()
+        whole = make_application(server, own, ports=OtherPorts(port))
+        apps: list[ASGIApp] = [whole, create_metrics_app(server.metrics, server.accounts.calls)]
+        ports = [HttpServer(app, each) for app, each in zip(apps, listeners, strict=True)]
+        for http in ports:
+            http.start()
         urls = [listener_url(each) for each in listeners]
         with (
             ThreadPoolExecutor(64) as pool,
             httpx.Client(base_url=urls[0], timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as client,
         ):
             loop = asyncio.get_running_loop()
-            running = LiveGateway(urls[0], f"{urls[1]}/metrics", service, engines, loop, client, pool)
+            running = LiveGateway(urls[0], f"{urls[1]}/metrics", server, engines, loop, client, pool)
             started.append(running)
             ready.set()
             await asyncio.to_thread(over.wait)
             running.is_over = True
-            for server in servers:
-                await server.stop(0)
-            await service.close()
+            for http in ports:
+                await http.stop(0)
+            await server.rooms.close()
             for each in engines:
                 await each.stop()
             for listener in listeners:

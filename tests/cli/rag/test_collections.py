@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from sluice.cli import __main__
-from sluice.pipelines.rag.owner_keys import HEADER
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
 from tests.cli.rag.conftest import Sluice
 from tests.gateway.http.rag.parts import RagServer
 
 
 def test_list(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str]) -> None:
     rag.add("docs", {"id": "a.md", "text": "# Refunds\n\nx"}, {"id": "b.txt", "text": "x"})
-    rag.add("mine", {"id": "a.md", "text": "x"}, headers={HEADER: "k"})
+    rag.add("mine", {"id": "a.md", "text": "x"}, headers={OWNER_KEY_HEADER: "k"})
     assert sluice("list") == 0
     assert capsys.readouterr().out == (
         "docs: 2 documents, 2 chunks (encoder query_encoder, 32 dimensions)\n"

@@ -22,7 +22,7 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.options.access import AccessOptions
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.http import HttpOptions
-from sluice.pipelines.rag.owner_keys import HEADER
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
 from tests.cli.rag.conftest import Sluice
 from tests.gateway.http.rag.parts import RagServer, rag_server, text_of
 from tests.waiting import PATIENCE_S, until
@@ -242,7 +242,7 @@ def test_keys(rag: RagServer, sluice: Sluice, handbook: Path, monkeypatch: pytes
               capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
     assert sluice("ingest", handbook, "--key", "secret-1") == 0
     assert rag.ask("GET", "/docs/documents").status_code == 403
-    assert rag.ask("GET", "/docs/documents", headers={HEADER: "secret-1"}).status_code == 200
+    assert rag.ask("GET", "/docs/documents", headers={OWNER_KEY_HEADER: "secret-1"}).status_code == 200
     assert sluice("ingest", handbook) == 1
     assert "collection 'docs' has an owner" in capsys.readouterr().err
     monkeypatch.setenv("SLUICE_COLLECTION_KEY", "secret-1")

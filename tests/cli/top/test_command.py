@@ -18,9 +18,8 @@ import pytest
 from rich.console import Console
 
 from sluice.cli.live.server import RunningServer
-from sluice.cli.top.command import command
+from sluice.cli.top.command import Top, command
 from sluice.cli.top.screen import ORDERS, View
-from sluice.cli.top.watching import Top
 from tests.server_process import MODEL, ServerProcess
 from tests.waiting import PATIENCE_S
 

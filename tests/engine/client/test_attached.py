@@ -85,7 +85,7 @@ async def test_streams_of_all_go_on_after_a_crash(tmp_path: Path) -> None:
         await until(lambda: all(len(stream.output_token_ids) > 3 for stream in streams))
         launcher.engine.end()
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 60) for prompt in prompts]
-        assert [client.num_restarts for client in (launcher, *others)] == [1, 1, 1]
+        assert [client.recoveries.num_restarts for client in (launcher, *others)] == [1, 1, 1]
 
 
 @in_virtual_time
@@ -96,7 +96,7 @@ async def test_nobody_is_blamed_for_the_request_of_another_client(tmp_path: Path
         stream = other.submit(request(bystander))
         assert "crashed the engine twice" in (await failure_of(poison)).message
         assert await collect(stream) == echo(bystander, 60)
-        assert (guilty.num_poisoned, other.num_poisoned) == (1, 0)
+        assert (guilty.recoveries.num_poisoned, other.recoveries.num_poisoned) == (1, 0)
 
 
 @in_virtual_time
@@ -157,9 +157,9 @@ async def test_an_answer_is_the_same_wherever_the_connection_breaks(how: Break |
             streams = [client.submit(request(prompt, 5)) for prompt in prompts]
             answers = await asyncio.gather(*map(collect, streams))
             assert answers == [echo(prompt, 5) for prompt in prompts], f"before message {before_frame}"
-            assert client.num_poisoned == 0
+            assert client.recoveries.num_poisoned == 0
             await until(lambda launcher=launcher: launcher.stats.num_running == 0)
-            await until(lambda launcher=launcher: launcher.num_restarts == (how is not None))
+            await until(lambda launcher=launcher: launcher.recoveries.num_restarts == (how is not None))
 
 
 @in_virtual_time
@@ -177,7 +177,8 @@ async def test_one_that_was_silent_is_given_up_and_comes_back(monkeypatch: pytes
         await asyncio.sleep(2.0)
         launcher.engine.router.is_deaf = False
         assert await collect(stream) == echo(prompt, 300)
-        assert (client.num_restarts, client.num_poisoned, launcher.num_restarts) == (1, 0, 0)
+        found = client.recoveries
+        assert (found.num_restarts, found.num_poisoned, launcher.recoveries.num_restarts) == (1, 0, 0)
         assert stream.stream_id == number
         await until(lambda: client.stats.generation_tokens_total == launcher.stats.generation_tokens_total)
 
@@ -196,7 +197,7 @@ async def test_one_that_is_back_before_its_sequences_have_ended_goes_on_under_ot
         launcher.engine.go_on()
         await until(lambda: launcher.engine._transport and launcher.engine._transport._renamed)
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 60) for prompt in prompts]
-        assert (client.num_poisoned, launcher.num_restarts) == (0, 0)
+        assert (client.recoveries.num_poisoned, launcher.recoveries.num_restarts) == (0, 0)
 
 
 @in_virtual_time

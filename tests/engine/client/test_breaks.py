@@ -47,8 +47,8 @@ async def test_an_answer_is_the_same_wherever_the_wire_breaks(name: str, how: Br
         async with virtual(Plan([Fault(how, number)])) as client:
             streams = [client.submit(each) for each in requests]
             found = [joined(await whole(stream)) for stream in streams]
-            was_broken = client.num_restarts == 1
-            assert client.failure is None and client.num_poisoned == 0
+            was_broken = client.recoveries.num_restarts == 1
+            assert client.failure is None and client.recoveries.num_poisoned == 0
         async with virtual() as client:
             asked = [msgspec.structs.replace(stream.request, resume_token_ids=[]) for stream in streams]
             assert found == [joined(await whole(client.submit(each))) for each in asked], number

@@ -136,7 +136,7 @@ async def test_a_client_without_keys_or_with_the_wrong_server_key_is_refused(
 
 
 async def test_streams_go_on_after_a_kill_at_the_same_port(launcher: ProcessEngineClient) -> None:
-    prompts, num_before, endpoints = harmless(20, 60), launcher.num_restarts, launcher.endpoints
+    prompts, num_before, endpoints = harmless(20, 60), launcher.recoveries.num_restarts, launcher.endpoints
     async with attached(endpoints[0], None, None) as clients:
         pairs = zip(prompts, itertools.cycle(clients), strict=False)
         streams = [client.submit(request(prompt)) for prompt, client in pairs]
@@ -144,8 +144,8 @@ async def test_streams_go_on_after_a_kill_at_the_same_port(launcher: ProcessEngi
         assert launcher.pid is not None
         os.kill(launcher.pid, signal.SIGKILL)
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 60) for prompt in prompts]
-        assert [client.num_restarts for client in clients] == [1, 1]
-        await until(lambda: launcher.num_restarts == num_before + 1)
+        assert [client.recoveries.num_restarts for client in clients] == [1, 1]
+        await until(lambda: launcher.recoveries.num_restarts == num_before + 1)
         assert launcher.endpoints == endpoints
 
 
@@ -203,15 +203,15 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def test_streams_go_on_after_a_cut_in_the_same_engine(launcher: ProcessEngineClient) -> None:
-    prompts, num_before = harmless(8, 300), launcher.num_restarts
+    prompts, num_before = harmless(8, 300), launcher.recoveries.num_restarts
     async with Cable(launcher.endpoints[0]).laid() as cable, attached(cable.endpoint, None) as [client]:
         streams = [client.submit(request(prompt, 300)) for prompt in prompts]
         await until(lambda: all(len(stream.output_token_ids) > 3 for stream in streams))
         cable.cut()
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 300) for prompt in prompts]
-        assert client.num_restarts == 1
+        assert client.recoveries.num_restarts == 1
         await until(lambda: launcher.stats.num_running == 0)
-        assert launcher.num_restarts == num_before
+        assert launcher.recoveries.num_restarts == num_before
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def raw_client(endpoint: str) -> Iterator["zmq.Socket[bytes]"]:
 
 
 async def test_no_client_over_tcp_can_end_or_harm_the_engine(launcher: ProcessEngineClient) -> None:
-    [prompt], num_before, [endpoint] = harmless(1, 40), launcher.num_restarts, launcher.endpoints
+    [prompt], num_before, [endpoint] = harmless(1, 40), launcher.recoveries.num_restarts, launcher.endpoints
     encode = msgspec.msgpack.encode
     with raw_client(endpoint) as raw:
         twice = Submit(7, request(prompt, 9000))
@@ -247,7 +247,7 @@ async def test_no_client_over_tcp_can_end_or_harm_the_engine(launcher: ProcessEn
     with socket.create_connection((host, int(port))) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n" + b"\x00" * 5000)
         assert await collect(launcher.submit(request(prompt, 40))) == echo(prompt, 40)
-    assert launcher.num_restarts == num_before
+    assert launcher.recoveries.num_restarts == num_before
 
 
 READ_NOTHING = """

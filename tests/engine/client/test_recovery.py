@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sluice.backoff import CULPRIT_WEIGHT, MAX_FUTILE_STARTS
-from sluice.engine.client import adapters
+from sluice.engine.client import base
 from sluice.engine.client.stream import GenerationStream
 from sluice.engine.config import SchedulerPolicy
 from sluice.engine.runners.base import Runner
@@ -87,8 +87,9 @@ async def test_many_streams_go_on_after_a_crash_and_bring_what_they_would_have_b
         await until(lambda: all(len(stream.output_token_ids) > 3 for stream in streams))
         client.break_wire()
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 60) for prompt in prompts]
-        assert (client.num_restarts, client.num_resumed, client.num_poisoned) == (1, 32, 0)
-        assert client.last_recovery_s == client.recovery_seconds_total == pytest.approx(LOAD_S, abs=0.1)
+        found = client.recoveries
+        assert (found.num_restarts, found.num_resumed, found.num_poisoned) == (1, 32, 0)
+        assert client.recoveries.last_s == client.recoveries.seconds_total == pytest.approx(LOAD_S, abs=0.1)
         assert not client.is_restarting and client.failure is None
 
 
@@ -111,7 +112,7 @@ async def test_requests_of_an_adapter_wait_until_the_next_engine_has_it() -> Non
         await until(lambda: client.is_restarting)
         later = client.submit(request(other, adapter="a"))
         assert (await collect(stream), await collect(later)) == (echo(prompt, 60), echo(other, 60))
-        assert client.num_restarts == 1
+        assert client.recoveries.num_restarts == 1
         await client.unload_adapter("a")
 
 
@@ -123,7 +124,7 @@ async def test_an_adapters_folder_of_many_files_holds_up_nobody(monkeypatch: pyt
         places.append(threading.current_thread())
         return ""
 
-    monkeypatch.setattr(adapters, "files_mark", look)
+    monkeypatch.setattr(base, "files_mark", look)
     client = InProcessEngineClient(virtual_config(enable_lora=True), FaultyRunner())
     await client.start()
     await client.load_adapter("a", "/adapters/a")
@@ -139,7 +140,7 @@ async def test_a_sampled_answer_goes_on_with_the_same_random_numbers(seed: int |
         stream = await submit_running(client, asked)
         client.break_wire()
         tokens = await collect(stream)
-        assert client.num_resumed == 1
+        assert client.recoveries.num_resumed == 1
         undisturbed = msgspec.structs.replace(stream.request, resume_token_ids=[])
         assert undisturbed.sampling.seed is not None
         assert await collect(client.submit(undisturbed)) == tokens
@@ -182,7 +183,7 @@ async def test_what_was_accepted_is_not_refused_by_a_full_queue_of_the_next_engi
         # Together they may come to need more blocks than there are, so the queue counts their tokens.
         streams = [await submit_running(client, request([start, 2], 16_000)) for start in range(20, 25)]
         client.break_wire()
-        await until(lambda: client.num_resumed == 5)
+        await until(lambda: client.recoveries.num_resumed == 5)
         before = [len(stream.output_token_ids) for stream in streams]
         await until(lambda: all(len(s.output_token_ids) > num for s, num in zip(streams, before, strict=True)))
 
@@ -197,7 +198,7 @@ async def test_streams_may_be_cancelled_while_there_is_no_engine() -> None:
         gone.cancel()
         client.submit(request(third)).cancel()
         assert await collect(kept) == echo(second, 60)
-        assert (client.num_resumed, client.stats.num_running) == (1, 0)
+        assert (client.recoveries.num_resumed, client.stats.num_running) == (1, 0)
 
 
 @in_virtual_time
@@ -221,8 +222,8 @@ async def test_time_in_which_the_gateway_itself_did_not_run_is_no_silence() -> N
         client.engine.router.is_deaf = True
         client.stand_still(HEARTBEAT_TIMEOUT_S + 1.0)
         await asyncio.sleep(HEARTBEAT_TIMEOUT_S - 2.0)
-        assert client.num_restarts == 0 and not client.is_restarting
-        await until(lambda: client.num_restarts == 1)
+        assert client.recoveries.num_restarts == 0 and not client.is_restarting
+        await until(lambda: client.recoveries.num_restarts == 1)
 
 
 @in_virtual_time
@@ -234,7 +235,7 @@ async def test_deadlines_hold_while_the_engine_hangs() -> None:
         waiting = client.submit(request(second, queue_timeout_s=0.5))
         for stream in (waiting, running):
             assert (await failure_of(stream)).code is ErrorCode.DEADLINE
-        assert client.heartbeat_age_s() < HEARTBEAT_TIMEOUT_S and client.num_restarts == 0
+        assert client.heartbeat_age_s() < HEARTBEAT_TIMEOUT_S and client.recoveries.num_restarts == 0
 
 
 @in_virtual_time
@@ -251,6 +252,15 @@ async def test_deadlines_hold_while_the_engine_restarts() -> None:
         assert client.is_restarting
 
 
+@in_virtual_time
+async def test_a_request_that_began_in_time_or_has_ended_meets_no_deadline() -> None:
+    [prompt] = harmless(1, 300)
+    async with virtual() as client:
+        stream = client.submit(request(prompt, 300, timeout_s=60.0, queue_timeout_s=0.5))
+        assert await collect(stream) == echo(prompt, 300)
+        assert not client._timers
+
+
 # -- a request to blame
 
 
@@ -263,7 +273,7 @@ async def test_a_poisonous_request_fails_after_two_crashes_and_the_others_surviv
         error = await failure_of(client.submit(request([poison])))
         assert (error.code, error.message) == (ErrorCode.INTERNAL, "this request crashed the engine twice")
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 400) for prompt in prompts]
-        assert (client.num_restarts, client.num_poisoned) == (2, 1)
+        assert (client.recoveries.num_restarts, client.recoveries.num_poisoned) == (2, 1)
 
 
 @in_virtual_time
@@ -275,7 +285,7 @@ async def test_a_poisonous_one_of_many_that_came_together_is_found() -> None:
         streams += [client.submit(request(prompt, 20)) for prompt in prompts[3:]]
         assert "crashed the engine twice" in (await failure_of(culprit)).message
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 20) for prompt in prompts]
-        assert (client.num_poisoned, client.failure) == (1, None)
+        assert (client.recoveries.num_poisoned, client.failure) == (1, None)
 
 
 # -- giving up

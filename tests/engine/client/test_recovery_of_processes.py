@@ -45,7 +45,7 @@ async def test_a_stopped_process_is_found_by_its_silence_and_ended(tmp_path: Pat
         pid = client.pid
         kill(client, signal.SIGSTOP)
         assert await collect(stream) == echo(prompt, 400)
-        assert client.num_restarts >= 1
+        assert client.recoveries.num_restarts >= 1
         assert pid is not None and not psutil.pid_exists(pid)
 
 

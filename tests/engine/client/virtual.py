@@ -229,7 +229,7 @@ class VirtualEngine(EngineProcess):
             runner = self._plan.make_runner()
             exchange = SocketExchange(transport, config.listening)
             exchange._context = network  # type: ignore[assignment]
-            executor = InflightExecutor(runner, config, transport, transport.emit, clock, exchange=exchange)
+            executor = InflightExecutor(runner, config, transport.receive, transport.emit, clock, exchange=exchange)
         except SluiceError as error:
             transport.send_all(LoadFailed(error.code, error.message))
             return

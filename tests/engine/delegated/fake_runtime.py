@@ -14,7 +14,7 @@ from sluice.engine.delegated.interface import (
     RequestHandle,
     ResponseDelta,
     RuntimeFailure,
-    StatisticsListener,
+    TakeIteration,
     internal_error,
 )
 from sluice.engine.delegated.sequence import DelegatedSequence
@@ -123,7 +123,7 @@ class FakeRuntime:
     async def is_healthy(self) -> bool:
         return self.is_well
 
-    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
+    async def observe(self, take: TakeIteration, is_busy: asyncio.Event) -> None:
         await asyncio.Event().wait()
 
     def shutdown(self) -> None: ...
@@ -139,15 +139,7 @@ def make_submit(stream_id: int, *prompt: int) -> Submit:
 
 
 def make_sequence(stream_id: int, request: GenerateRequest) -> DelegatedSequence:
-    return DelegatedSequence(
-        stream_id=stream_id,
-        request=request,
-        prepared=request,
-        worst_case_blocks=2,
-        block_size=INFO.block_size,
-        submitted_at=0.0,
-        predicted_wait_s=0.0,
-    )
+    return DelegatedSequence(stream_id, request, 0.0, 2, request, INFO.block_size)
 
 
 @asynccontextmanager

@@ -101,7 +101,7 @@ async def test_refused_alone(command: Submit, code: ErrorCode, words: str) -> No
     async with running(SeeingRuntime()) as (executor, frames):
         executor.obey([command, make_submit(2, 5)])
         ended = await outcomes(frames, 2)
-    assert (ended[1].code, words in ended[1].message) == (code, True), ended[1]
+    assert (ended[1].code, words in ended[1].to_error().message) == (code, True), ended[1]
     assert ended[2].finish_reason is FinishReason.LENGTH
 
 

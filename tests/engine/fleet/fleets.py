@@ -6,12 +6,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
+from sluice.engine.client.base import Replica
 from sluice.engine.client.stream import GenerationStream
 from sluice.engine.config import EngineRole, Listening
 from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.joining import MemberFleetClient
 from sluice.engine.fleet.membership.members import Member, Membership
-from sluice.engine.fleet.replica import Replica
-from sluice.engine.fleet.splitting import MIN_TOKENS
+from sluice.engine.fleet.router import MIN_SPLIT_TOKENS
 from sluice.engine.fleet.waking import WakeSettings
 from tests.engine.client.network import Network
 from tests.engine.client.test_recovery import request
@@ -23,7 +24,7 @@ ANY_PORT = "tcp://127.0.0.1:0"
 
 @asynccontextmanager
 async def fleet(
-    num_replicas: int = 2, num_prefill: int = 0, min_split_tokens: int = MIN_TOKENS, **limits: object
+    num_replicas: int = 2, num_prefill: int = 0, min_split_tokens: int = MIN_SPLIT_TOKENS, **limits: object
 ) -> AsyncIterator[FleetClient]:
     """A fleet that has started its engines, the first of which compute prompts."""
     network, config = Network(), virtual_config(**limits)
@@ -67,7 +68,7 @@ class Elsewhere:
 
     async def fleet(
         self, membership: Membership, wake: WakeSettings | None = None, drain_s: float = 30.0, model_path: str = ""
-    ) -> FleetClient:
+    ) -> MemberFleetClient:
         """Start a fleet of the engines that a membership names."""
         config = virtual_config(model_path=model_path)
 
@@ -75,9 +76,7 @@ class Elsewhere:
             return VirtualAttached(self.network, config, member.address)
 
         clock = asyncio.get_running_loop().time
-        client = FleetClient(
-            config, membership=membership, make_client=make_client, drain_s=drain_s, wake=wake, clock=clock
-        )
+        client = MemberFleetClient(config, membership, make_client, drain_s=drain_s, wake=wake, clock=clock)
         self._stack.push_async_callback(client.stop)
         await client.start()
         return client

@@ -8,15 +8,14 @@ from typing import TypeVar
 
 import msgspec
 
-from sluice.engine.client.base import EngineClient
+from sluice.engine.client.base import EngineClient, Replica
 from sluice.engine.client.stream import GenerationStream
 from sluice.engine.config import EngineConfig
 from sluice.engine.fleet.client import FleetClient
-from sluice.engine.fleet.replica import Replica
 from sluice.engine.fleet.router import RouterSettings, RoutingPolicy
 from sluice.engine.frames import AskProbe, Cancel, Command, ProbeTurn, StepFrame, Submit
 from sluice.engine.loop.executor import InflightExecutor
-from sluice.engine.process.probe_turns import ProbeTurns
+from sluice.engine.process.transport import ProbeTurns
 from sluice.engine.types import RequestFailed, TokenEvent
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.scripted_executor import CommandScript
@@ -87,7 +86,7 @@ class SimulatedEngine:
     def _begin(self) -> None:
         runner = EchoRunner(num_blocks=NUM_BLOCKS, block_size=4, max_model_len=64)
         self.script = CommandScript()
-        self.executor = InflightExecutor(runner, self.config, self.script, self._emit, self._clock)
+        self.executor = InflightExecutor(runner, self.config, self.script.receive, self._emit, self._clock)
         self._client_of: dict[int, SimulatedClient] = {}
         self._turns = ProbeTurns(self._give_turn)
         self.held: dict[int, str] = {}

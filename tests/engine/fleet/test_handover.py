@@ -9,8 +9,7 @@ import pytest
 
 from sluice.engine.client.stream import GenerationStream
 from sluice.engine.fleet.client import FleetClient
-from sluice.engine.fleet.handover import HandoverOutcome
-from sluice.engine.fleet.splitting import SplitReason
+from sluice.engine.fleet.handover import HandoverOutcome, SplitReason
 from sluice.errors import ErrorCode
 from tests.engine.client.faulty_engine import CRASH, HANG
 from tests.engine.client.test_recovery import collect, failure_of, request
@@ -99,9 +98,9 @@ async def test_a_prefill_replica_that_is_lost_at_any_message_fails_no_request(ho
             streams = [client.submit(request(prompt, 8)) for prompt in prompts]
             assert client.handover.decisions == {SplitReason.SPLIT: 2}
             assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 8) for prompt in prompts]
-            await until(lambda client=client: client.replicas[0].engine.num_restarts == 1)
+            await until(lambda client=client: client.replicas[0].engine.recoveries.num_restarts == 1)
             assert client.handover.outcomes.total() == 2
-            assert (client.num_poisoned, client.replicas[1].engine.num_restarts) == (0, 0)
+            assert (client.recoveries.num_poisoned, client.replicas[1].engine.recoveries.num_restarts) == (0, 0)
             outcomes |= client.handover.outcomes.keys()
     assert outcomes & {HandoverOutcome.LOST, HandoverOutcome.LATE}
 
@@ -111,8 +110,10 @@ async def test_a_poisonous_prompt_takes_the_prefill_replica_and_one_other() -> N
     async with splitting(3) as client:
         error = await failure_of(client.submit(request([5] * 600 + [CRASH] + [5] * 400)))
         assert (error.code, error.message) == (ErrorCode.INTERNAL, "this request crashed the engine twice")
-        await until(lambda: client.num_restarts == 2 and all(each.engine.is_serving for each in client.replicas))
-        assert client.num_poisoned == 1
+        await until(
+            lambda: client.recoveries.num_restarts == 2 and all(each.engine.is_serving for each in client.replicas)
+        )
+        assert client.recoveries.num_poisoned == 1
         assert client.handover.outcomes[HandoverOutcome.LOST] == 1
 
 

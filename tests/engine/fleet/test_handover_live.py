@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from sluice.engine.client.attached import AttachedEngineClient
+from sluice.engine.client.base import Replica
 from sluice.engine.config import EngineConfig, EngineRole, Listening
 from sluice.engine.fleet.client import FleetClient
 from sluice.engine.fleet.handover import HandoverOutcome
 from sluice.engine.fleet.local import make_engine
-from sluice.engine.fleet.replica import Replica
 from sluice.errors import SluiceError
 from tests.engine.client.test_over_tcp import ANY_PORT, Keys, listening
 from tests.engine.client.test_recovery import request

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sluice.engine.client.stream import GenerationStream
-from sluice.engine.fleet.membership.pushed import PushedMembership
+from sluice.engine.fleet.membership.members import PushedMembership
 from sluice.engine.fleet.waking import WakeSettings
 from sluice.errors import ErrorCode
 from tests.engine.client.test_recovery import collect, failure_of, harmless, request
@@ -73,7 +73,9 @@ async def test_an_engine_that_ends_gives_its_streams_back(folder: str) -> None:
         second.drain()
         await second.stop()
         await until(lambda: client.num_held == 4)
-        assert (client.num_poisoned, client.is_asleep) == (0, False), "both are named still, and may come back"
+        assert (client.recoveries.num_poisoned, client.is_asleep) == (0, False), (
+            "both are named still, and may come back"
+        )
         later = client.submit(request(prompts[0], 20))
         await place.engine(second.endpoints[0])
         await go_on(*streams)

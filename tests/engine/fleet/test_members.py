@@ -13,11 +13,10 @@ import yaml
 from sluice.engine.client.process import ProcessEngineClient
 from sluice.engine.config import EngineConfig
 from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.joining import make_fleet
 from sluice.engine.fleet.membership import file
 from sluice.engine.fleet.membership.file import FileMembership, read_members
-from sluice.engine.fleet.membership.members import Member
-from sluice.engine.fleet.membership.pushed import PushedMembership
-from sluice.engine.fleet.remote import make_fleet
+from sluice.engine.fleet.membership.members import Member, PushedMembership
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.test_over_tcp import Keys, listening
 from tests.engine.client.test_recovery import collect, harmless, request

@@ -31,7 +31,7 @@ async def test_streams_go_on_wherever_the_wire_to_a_replica_breaks(how: Break) -
             streams = [client.submit(request(prompt, 6)) for prompt in prompts]
             answers = await asyncio.gather(*map(collect, streams))
             assert answers == [echo(prompt, 6) for prompt in prompts], f"before message {before_frame}"
-            assert (client.num_poisoned, client.failure) == (0, None)
+            assert (client.recoveries.num_poisoned, client.failure) == (0, None)
             assert all(each.num_routed == 2 for each in client.replicas)
 
 
@@ -43,8 +43,8 @@ async def test_what_a_lost_replica_had_begun_is_resumed_and_its_numbers_are_told
         assert [each.num_routed for each in client.replicas] == [4, 4]
         engine_of(client.replicas[0]).end()
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 60) for prompt in prompts]
-        assert num_adopted(client) == client.num_resumed == 4
-        await until(lambda: client.num_restarts == 1)
+        assert num_adopted(client) == client.recoveries.num_resumed == 4
+        await until(lambda: client.recoveries.num_restarts == 1)
         assert client.stats.generation_tokens_total == 8 * 60
         await asyncio.gather(*(collect(client.submit(request(prompt, 60))) for prompt in prompts))
         assert client.stats.generation_tokens_total == 2 * 8 * 60, "counters never decrease"
@@ -82,7 +82,7 @@ async def test_where_no_replica_is_left_streams_go_to_the_first_that_is_back() -
         later = client.submit(request([9], 20))
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 60) for prompt in prompts]
         assert await collect(later) == echo([9], 20)
-        assert client.num_restarts >= 1
+        assert client.recoveries.num_restarts >= 1
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ async def test_a_poisonous_request_takes_two_replicas_and_never_a_third(poison: 
         assert (error.code, error.message) == (ErrorCode.INTERNAL, "this request crashed the engine twice")
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 60) for prompt in prompts]
         await until(lambda: all(each.engine.is_serving for each in client.replicas))
-        assert (client.num_restarts, client.num_poisoned) == (2, 1)
+        assert (client.recoveries.num_restarts, client.recoveries.num_poisoned) == (2, 1)
 
 
 @in_virtual_time

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from redis.asyncio import Redis
 
 from sluice.engine.client.process import ProcessEngineClient
 from sluice.engine.config import EngineConfig, Listening
 from sluice.engine.fleet.client import FleetClient
+from sluice.engine.fleet.joining import make_fleet
 from sluice.engine.fleet.membership import redis_leases
 from sluice.engine.fleet.membership.fleet_url import FleetUrl
 from sluice.engine.fleet.membership.members import Member
 from sluice.engine.fleet.membership.redis_leases import Lease, RedisMembership, Registration
-from sluice.engine.fleet.remote import make_fleet
 from sluice.errors import SluiceError
+from sluice.state.interface import Key, Put, RedisLayout
+from sluice.state.redis_store import StoreInRedis
 from tests.engine.client.test_over_tcp import ANY_PORT, listening
 from tests.engine.client.test_recovery import collect, harmless, request
 from tests.engine.fake_runner import echo
@@ -114,20 +115,18 @@ async def test_engines_come_and_say_that_they_leave(redis: RedisServer) -> None:
 
 async def test_a_lease_that_ended_takes_away_only_an_engine_that_does_not_serve(redis: RedisServer) -> None:
     url = url_of(redis)
-    client = Redis.from_url(url.redis)
+    store = StoreInRedis(url.redis, RedisLayout("sluice:members:", "Redis", is_listed=True))
     async with watched(url) as w:
         for name, port in (("lost", 1), ("cut-off", 2)):
-            await client.sadd("sluice:fleet:{rill}", name)
-            await client.set(f"sluice:fleet:{{rill}}:{name}", msgspec.json.encode(lease(name, port)), px=2000)
+            await store.put(Put(Key("{rill}", name), msgspec.json.encode(lease(name, port)), ttl_s=2))
         await until(lambda: w.names == ["cut-off", "lost"])
         w.serving = {"cut-off"}
         await until(lambda: w.names == ["cut-off"])
         await asyncio.sleep(2 * redis_leases.LEASE_S)
         assert w.names == ["cut-off"]
-        assert await client.smembers("sluice:fleet:{rill}") == {b"cut-off"}, "names do not pile up"
         w.serving = set()
         await until(lambda: w.names == [])
-    await client.aclose()
+    await store.close()
 
 
 async def test_redis_may_be_away_and_lose_what_it_had(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
@@ -163,19 +162,21 @@ async def test_a_name_is_one_engine_s(redis: RedisServer, caplog: pytest.LogCapt
 
 async def test_what_nobody_can_use_is_named_once(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     url = url_of(redis)
-    client = Redis.from_url(url.redis)
-    await client.sadd("sluice:fleet:{rill}", "bad", "worse", "worst", "deep")
-    await client.set("sluice:fleet:{rill}:worst", b'{"name": "worst", "address": "\xff"}')
-    await client.set("sluice:fleet:{rill}:deep", b'{"x": ' + b"[" * 100_000)
-    await client.set("sluice:fleet:{rill}:bad", b"{")
-    await client.set("sluice:fleet:{rill}:worse", b'{"name": "worse", "address": "here"}')
+    store = StoreInRedis(url.redis, RedisLayout("sluice:members:", "Redis", is_listed=True))
+    for name, body in (
+        ("worst", b'{"name": "worst", "address": "\xff"}'),
+        ("deep", b'{"x": ' + b"[" * 100_000),
+        ("bad", b"{"),
+        ("worse", b'{"name": "worse", "address": "here"}'),
+    ):
+        await store.put(Put(Key("{rill}", name), body))
     async with registered(url, lease("good", 1)), watched(url) as w:
         await until(lambda: w.names == ["good"])
         await asyncio.sleep(0.3)
     for name in ("bad", "worst", "deep"):
         assert caplog.text.count(f"the lease of '{name}'") == 1
     assert caplog.text.count("address of worse must be tcp://HOST:PORT, got 'here'") == 1
-    await client.aclose()
+    await store.close()
 
 
 @pytest.mark.parametrize(

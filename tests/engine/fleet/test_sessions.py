@@ -1,7 +1,7 @@
 """Where the sessions of a fleet go: by what is remembered of them, and without that equally at each gateway."""
 
+from sluice.engine.fleet.choosing import SessionPlaces
 from sluice.engine.fleet.client import FleetClient
-from sluice.engine.fleet.sessions import SessionPlaces
 from tests.clock import ManualClock
 from tests.engine.fleet.simulated import Simulation
 from tests.engine.fleet.test_choosing import home_of

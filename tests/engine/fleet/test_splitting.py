@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.engine.fleet.handover import prompt_request
-from sluice.engine.fleet.splitting import PATIENCE, SLACK_S, SplitReason, choose_split, needs_whole_prompt
+from sluice.engine.fleet.handover import (
+    PATIENCE,
+    SLACK_S,
+    SplitReason,
+    choose_split,
+    needs_whole_prompt,
+    prompt_request,
+)
 from tests.engine.parts import make_request
 
 

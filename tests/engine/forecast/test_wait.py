@@ -13,7 +13,8 @@ from benchmarks.predicted_wait.workloads import WORKLOADS, Arrival
 from sluice.engine.config import EngineConfig, SchedulerPolicy
 from sluice.engine.forecast.learning import Calibration
 from sluice.engine.forecast.schedule import Curve
-from sluice.engine.forecast.wait import MAX_SHARE, EngineState, WaitForecast, WaitingGroup
+from sluice.engine.forecast.wait import MAX_SHARE, EngineState, WaitForecast
+from sluice.engine.scheduling.queue import WaitingGroup
 from tests.engine.scheduling.queued import View, queue_of
 
 pytestmark = pytest.mark.slow

@@ -280,5 +280,5 @@ def test_a_runner_whose_blocks_cannot_be_copied_is_refused() -> None:
     def drop(frame: StepFrame) -> None: ...
 
     with pytest.raises(SluiceError, match="echo cannot copy KV blocks; serve without kv_host_cache_bytes") as caught:
-        InflightExecutor(PlainRunner(), config, bench.script, drop)
+        InflightExecutor(PlainRunner(), config, bench.script.receive, drop)
     assert caught.value.code is ErrorCode.UNIMPLEMENTED

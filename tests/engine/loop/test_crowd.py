@@ -64,7 +64,7 @@ def test_a_crowd_of_32_gets_the_tokens_of_transformers(name: str, seed: int) -> 
 
     runner = load_runner(config)
     try:
-        executor = InflightExecutor(runner, config, arrivals, hear)
+        executor = InflightExecutor(runner, config, arrivals.receive, hear)
         while not arrivals.is_over or executor.stats().num_running or executor.stats().num_waiting:
             executor.step()
             executor.check_invariants()

@@ -145,7 +145,7 @@ def test_what_can_never_be_served_is_refused_at_once(prompt: list[int], max_toke
     bench.submit(1, prompt, max_tokens=max_tokens)
     bench.step()
     assert [failure.code for failure in bench.failures] == [ErrorCode.INVALID]
-    assert message in bench.failures[0].message
+    assert message in bench.failures[0].to_error().message
     assert bench.runner.num_runs == 0
 
 

@@ -52,7 +52,9 @@ def decoding(num_running: int) -> InflightExecutor:
     """Return an executor whose sequences all decode, for many steps."""
     requests = [make_request([number, 2, 3], max_tokens=300) for number in range(num_running)]
     config = EngineConfig(model_path="", max_num_seqs=num_running, max_num_batched_tokens=4 * num_running)
-    executor = InflightExecutor(EchoRunner(num_blocks=10 * num_running), config, Burst(requests), lambda frame: None)
+    executor = InflightExecutor(
+        EchoRunner(num_blocks=10 * num_running), config, Burst(requests).receive, lambda frame: None
+    )
     while executor.stats().num_running < num_running or executor.stats().num_waiting:
         executor.step()
     return executor
@@ -89,7 +91,7 @@ def test_steps_alone_start_no_collection() -> None:
 @pytest.mark.usefixtures("counting")
 def test_finished_sequences_are_freed_without_the_collector() -> None:
     requests = [make_request([number, 2], max_tokens=3) for number in range(NUM_RUNNING)]
-    executor = InflightExecutor(EchoRunner(), EngineConfig(model_path=""), Burst(requests), lambda frame: None)
+    executor = InflightExecutor(EchoRunner(), EngineConfig(model_path=""), Burst(requests).receive, lambda frame: None)
     before = num_alive()
     executor.step()
     assert num_alive() > before

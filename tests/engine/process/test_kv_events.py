@@ -129,7 +129,7 @@ def test_blocks_come_with_their_tokens_and_go_with_their_hashes(tmp_path: Path, 
     publisher = KvEventPublisher(configuration(tmp_path), 4)
     try:
         engine = ScriptedExecutor(EchoRunner(num_blocks=6, block_size=4, max_model_len=24))
-        engine.executor.kv.observe(publisher)
+        engine.executor.kv.observe(publisher.on_stored, publisher.on_removed)
         publisher.publish()
         first, second = list(range(1, 11)), list(range(101, 122))
         for stream_id, prompt in enumerate((first, second, second)):

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from sluice.engine.runners.base import Wanted
 from sluice.engine.sampling.cores import ONE_CORE, Cores
-from sluice.engine.sampling.draws import collect_draws
+from sluice.engine.sampling.draws import collect_draws, uniform
 from sluice.engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
 from sluice.engine.sampling.many_tokens import _Room, draw_from_all_tokens, keep_share
-from sluice.engine.sampling.random_numbers import uniform
 from sluice.engine.sampling.scan import scan
 from sluice.engine.sampling.state import SamplingState
 from sluice.engine.sampling.top_tokens import top_tokens

@@ -1,8 +1,8 @@
 """Sequences as the waiting queue sees them, and queues of them."""
 
 import math
-from dataclasses import dataclass
 
+from sluice.engine.queued import QueuedSequence
 from sluice.engine.scheduling.queue import WaitingQueue
 from sluice.engine.types import GenerateRequest, SamplingParams
 
@@ -10,24 +10,26 @@ REQUEST = GenerateRequest(request_id="r", prompt_token_ids=[1], sampling=Samplin
 WEIGHTS = {"heavy": 2.0, "light": 0.5}
 
 
-@dataclass(eq=False)
-class View:
+class View(QueuedSequence):
     """A sequence as the queue sees it."""
 
-    stream_id: int
-    tenant: str = "a"
-    num_tokens: int = 10
-    priority: int = 0
-    max_tokens: int = 8
-    worst_case_blocks: int = 1
-    start_deadline: float = math.inf
-    deadline: float = math.inf
-    num_output: int = 0
-    num_prompt: int = 10
-    can_stop: bool = True
-    predicted_wait_s: float = 0.0
-    predicted_deviation_s: float = 0.0
-    request: GenerateRequest = REQUEST
+    def __init__(
+        self,
+        stream_id: int,
+        tenant: str = "a",
+        num_tokens: int = 10,
+        priority: int = 0,
+        *,
+        worst_case_blocks: int = 1,
+        start_deadline: float = math.inf,
+        deadline: float = math.inf,
+        request: GenerateRequest = REQUEST,
+    ) -> None:
+        super().__init__(stream_id, request, 0.0, worst_case_blocks, can_stop=True)
+        self.tenant, self.priority = tenant, priority
+        self.num_prompt = self.num_tokens = num_tokens
+        self.max_tokens = 8
+        self.start_deadline, self.deadline = start_deadline, deadline
 
 
 def queue_of(*views: View) -> WaitingQueue[View]:

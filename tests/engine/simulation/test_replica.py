@@ -97,7 +97,7 @@ def served_by_the_engine(requests: list[TracedRequest], policy: SchedulerPolicy)
         scheduler_policy=policy,
         max_queued_requests=10_000,
     )
-    executor = InflightExecutor(runner, config, runner, take, runner.clock)
+    executor = InflightExecutor(runner, config, runner.receive, take, runner.clock)
     while any(len(got) < request.num_output for got, request in zip(times, requests, strict=True)):
         executor.step()
     stats = executor.stats()

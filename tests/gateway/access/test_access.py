@@ -13,9 +13,9 @@ from sluice.gateway.access.identity import Identity, RouteGroup
 from sluice.gateway.access.keys import make_key, revoke_key
 from sluice.gateway.access.ring import KeyRing
 from sluice.gateway.calls import CallLog, current_identity
-from sluice.gateway.http.app import _Guards
+from sluice.gateway.http.app import make_guard
+from sluice.gateway.http.guard import GuardMiddleware
 from sluice.gateway.http.in_process import InProcessClient
-from sluice.gateway.restrictions import Restrictions
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from tests.engine.capable import CapableEngine
 from tests.gateway.http.live import MODEL, LiveServer, live_server
@@ -26,7 +26,7 @@ class Keys:
 
     def __init__(self, live: LiveServer) -> None:
         self.live = live
-        self.access = live.service.calls.access
+        self.access = live.server.accounts.calls.access
         store = self.access.ring.store
         assert store is not None
         self.store = store
@@ -171,7 +171,7 @@ async def test_work_that_goes_on_ends_with_its_key() -> None:
         assert identity is sender
         await Response(b"{}")(scope, receive, send)
 
-    answer = InProcessClient(_Guards(inner, GatewayMetrics(), calls, Restrictions()))
+    answer = InProcessClient(GuardMiddleware(inner, make_guard(GatewayMetrics(), calls)))
     sender = new.stored.identity
     for url in ("/v1/completions", "/v1/embeddings"):
         statuses.append((await answer(url, b"{}", request_id="1", tenant="", sender=sender)).status)

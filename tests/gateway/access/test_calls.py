@@ -10,10 +10,10 @@ from tritonclient.grpc import service_pb2
 
 from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.calls import Call, CallLog, hold_call
+from sluice.gateway.calls import Call, CallLog, CallObserver, hold_call
 from sluice.gateway.http.openai.embeddings import EmbeddingRequest, _write_answer
 from sluice.gateway.telemetry.metrics import GatewayMetrics
-from sluice.pipelines.rag.encoder import Embeddings
+from sluice.pipelines.encoding.encoder import Embeddings
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.answering import MODEL, Answering, answering
 from tests.gateway.http.live import SteppedRunner
@@ -25,7 +25,7 @@ OPENAI = {"prompt": PROMPT, "max_tokens": 4}
 TOO_MANY = SluiceError(ErrorCode.OVERLOADED, "too many", retry_after_s=3.0)
 
 
-class Notes:
+class Notes(CallObserver):
     """Keeps what it is told, and refuses what `refusal` names."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ def answers() -> Iterator[tuple[Answering, Notes]]:
     notes = Notes()
 
     with answering(make_engine, RILL_TOKENIZER) as served:
-        served.service.calls.observe(notes)
+        served.server.accounts.calls.observe(notes)
         yield served, notes
 
 

@@ -8,8 +8,8 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.access.control import AccessControl, Credentials
 from sluice.gateway.access.identity import Identity, RouteGroup
 from sluice.gateway.access.keys import NewKey, make_key, revoke_key
-from sluice.gateway.access.redis_store import RedisKeys
 from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.access.store import open_keys
 from sluice.gateway.calls import CallLog
 from sluice.gateway.options.access import AccessOptions
 from sluice.gateway.options.config import ServeConfig
@@ -153,7 +153,7 @@ def test_the_key_s_file(tmp_path: Any) -> None:
 
 
 async def test_until_the_keys_are_known_nobody_enters() -> None:
-    access = AccessControl(KeyRing(RedisKeys("redis://127.0.0.1:1/0")))
+    access = AccessControl(KeyRing(open_keys("redis://127.0.0.1:1/0")))
     await access.ring.refresh()
     assert access.is_enforced
     assert await code_of(access, sent(NEW.text)) is ErrorCode.UNAVAILABLE

@@ -19,22 +19,23 @@ from sluice.gateway.access.identity import Identity, RouteGroup
 from sluice.gateway.access.keys import make_key
 from sluice.gateway.access.rights import CATEGORY_GROUPS
 from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.accounts import Accounts
+from sluice.gateway.assembly import make_application
 from sluice.gateway.batches.service import BatchService
 from sluice.gateway.calls import CallLog
 from sluice.gateway.grpc.access import API_CATEGORIES
 from sluice.gateway.http.access import _find_place, find_place
-from sluice.gateway.http.app import _Guards, create_app, create_metrics_app
+from sluice.gateway.http.app import create_metrics_app, make_guard
+from sluice.gateway.http.guard import GuardMiddleware
 from sluice.gateway.http.openapi import v2_paths
 from sluice.gateway.options.access import AccessOptions
 from sluice.gateway.options.batches import BatchOptions
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.restrictions import Restrictions
-from sluice.gateway.service import InferenceService
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
 from tests.gateway.grpc.parts import serving
 from tests.gateway.http.rag.parts import SwitchableStore, WordEncoder
-from tests.gateway.repositories import empty_repository
+from tests.gateway.repositories import empty_server
 from tests.gateway.v2.small_service import SmallService
 
 KEYS = {group: make_key(Identity(name=group, groups=frozenset({group}))) for group in RouteGroup}
@@ -93,14 +94,13 @@ def _filled(path: str) -> str:
 
 @pytest.fixture
 async def applications(calls: CallLog, tmp_path: Any) -> tuple[ASGIApp, ASGIApp, list[tuple[str, str]]]:
-    metrics = GatewayMetrics()
     library = DocumentLibrary(SwitchableStore(None), WordEncoder, LibrarySettings())
-    service = InferenceService(empty_repository(metrics), metrics, 10.0, library=library, calls=calls)
     config = ServeConfig(batches=BatchOptions(state_path=str(tmp_path)))
-    app = create_app(service, config, batches=BatchService(service, config))
+    server = empty_server(config, accounts=Accounts(calls), library=library)
+    app = make_application(server, config, BatchService(server.plane, server.rooms, config))
     inner: FastAPI = app._app  # type: ignore[attr-defined]
     found = {*routes_of(inner), *routes_of_v2()}
-    return app, create_metrics_app(metrics, calls), sorted(found)
+    return app, create_metrics_app(server.metrics, calls), sorted(found)
 
 
 def routes_of_v2() -> Iterator[tuple[str, str]]:
@@ -115,9 +115,8 @@ def routes_of_v2() -> Iterator[tuple[str, str]]:
 async def test_pages_of_other_origins_are_let_in_only_where_that_is_set(
     calls: CallLog, origins: tuple[str, ...], allowed: str | None
 ) -> None:
-    metrics = GatewayMetrics()
-    service = InferenceService(empty_repository(metrics), metrics, 10.0, calls=calls)
-    app = create_app(service, ServeConfig(access=AccessOptions(cors_origins=origins)))
+    server = empty_server(accounts=Accounts(calls))
+    app = make_application(server, ServeConfig(access=AccessOptions(cors_origins=origins)))
     asked = {"origin": "https://a.test", "access-control-request-method": "POST"}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         preflight = await client.options("/v1/chat/completions", headers=asked)
@@ -175,7 +174,7 @@ async def test_a_key_reaches_the_routes_of_its_groups_alone(
     async def inner(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=204)(scope, receive, send)
 
-    guarded = _Guards(inner, GatewayMetrics(), calls, Restrictions())
+    guarded = GuardMiddleware(inner, make_guard(GatewayMetrics(), calls))
     for method, path in applications[2]:
         group = find_place(path).group
         assert (group is None) == (path in FOR_EVERY_KEY | PROBES | PAGES), f"{path} has no group"

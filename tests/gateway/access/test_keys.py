@@ -1,14 +1,18 @@
 """Keys and their stores: one contract over SQLite and Redis."""
 
+import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import Any
 
+import apsw
 import msgspec
 import pytest
+from redis.asyncio import Redis
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.access.identity import NO_LIMITS, Identity, QuotaLimits
@@ -21,29 +25,26 @@ from sluice.gateway.access.keys import (
     parse_fields,
     revoke_key,
     rotate_key,
+    update_key,
 )
-from sluice.gateway.access.redis_store import RedisKeys
 from sluice.gateway.access.ring import SERVER_KEY, KeyRing
-from sluice.gateway.access.store import KeyStore, SqliteKeys
+from sluice.gateway.access.store import IN_FILE, KeyStore, open_keys
 from sluice.gateway.accounts import make_access
 from sluice.gateway.options.batches import BatchOptions
 from sluice.gateway.options.config import ServeConfig
+from sluice.state.connections import Schema
 from tests.serving.caching.parts import RedisServer
 
 
 @pytest.fixture(params=["sqlite", "redis"])
 async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[KeyStore, KeyStore]]:
     """Two connections to one store, as of two servers."""
-    opened: tuple[KeyStore, KeyStore]
-    server = None
-    if request.param == "sqlite":
-        path = tmp_path / "state" / "keys.sqlite"
-        opened = SqliteKeys(path), SqliteKeys(path)
-    else:
+    server, place = None, str(tmp_path / "state" / "keys.sqlite")
+    if request.param == "redis":
         server = RedisServer(tmp_path)
         await server.start()
-        url = f"redis://127.0.0.1:{server.port}/0"
-        opened = RedisKeys(url), RedisKeys(url)
+        place = f"redis://127.0.0.1:{server.port}/0"
+    opened = open_keys(place), open_keys(place)
     yield opened
     for each in opened:
         await each.close()
@@ -88,6 +89,42 @@ async def test_a_tenant_s_limits_reach_another_server(stores: tuple[KeyStore, Ke
     assert ring.tenants == {}
 
 
+async def write_as_before(place: str, key: StoredKey, limits: QuotaLimits) -> None:
+    """Write a key and a tenant as versions did that had a table, or in Redis a hash, for each."""
+    keys, tenants = [(key.id, msgspec.json.encode(key))], [("research", msgspec.json.encode(limits))]
+    if place.startswith("redis:"):
+        async with Redis.from_url(place) as client:
+            await client.hset("sluice:keys", *keys[0])
+            await client.hset("sluice:tenants", *tenants[0])
+            await client.set("sluice:keys:version", 77)
+        return
+    connection = apsw.Connection(place)
+    Schema(IN_FILE.schema.application_id, IN_FILE.schema.steps[:2]).upgrade(connection)
+    connection.executemany("INSERT INTO keys VALUES (?, ?)", keys)
+    connection.executemany("INSERT INTO tenants VALUES (?, ?)", tenants)
+    connection.execute("UPDATE state SET version = 77")
+    connection.close()
+
+
+@pytest.mark.parametrize("is_in_redis", [False, True])
+async def test_what_older_versions_wrote_is_read(tmp_path: Path, is_in_redis: bool) -> None:
+    server, place = RedisServer(tmp_path), str(tmp_path / "keys.sqlite")
+    if is_in_redis:
+        await server.start()
+        place = f"redis://127.0.0.1:{server.port}/0"
+    old, limits = make_key(Identity(name="ci")).stored, QuotaLimits(tokens_per_day=5)
+    await write_as_before(place, old, limits)
+    first, second = open_keys(place), open_keys(place)
+    for each in (first, second):
+        assert (await each.version(), await each.load(), await each.load_tenants()) == (77, [old], {"research": limits})
+    await first.change("ci", revoke_key)
+    assert await second.version() != 77
+    assert not (await second.load())[0].is_active
+    for each in (first, second):
+        await each.close()
+    server.kill()
+
+
 async def test_names_are_unique_among_keys_that_are_not_revoked(stores: tuple[KeyStore, KeyStore]) -> None:
     first, second = make_key(Identity(name="ci")).stored, make_key(Identity(name="ci")).stored
     await stores[0].add(first)
@@ -101,10 +138,25 @@ async def test_names_are_unique_among_keys_that_are_not_revoked(stores: tuple[Ke
     assert [each.is_active for each in await stores[0].load()] == [False, True]
 
 
+async def test_changes_at_the_same_time_all_stay_and_a_name_is_one_key_s(stores: tuple[KeyStore, KeyStore]) -> None:
+    names = [*"abcdef", *("same" for _ in range(6))]
+    adding = (stores[n % 2].add(make_key(Identity(name=name)).stored) for n, name in enumerate(names))
+    ended = await asyncio.gather(*adding, return_exceptions=True)
+    assert sum(isinstance(each, SluiceError) for each in ended) == 5
+    fields: list[dict[str, Any]] = [{"tenant": "t"}, {"weight": 2.0}, {"groups": ["rag"]}, {"models": ["m"]}]
+    changes = [partial(update_key, changes=each) for each in fields]
+    await asyncio.gather(*(stores[n % 2].change("same", each) for n, each in enumerate(changes)))
+    for each in stores:
+        keys = {key.name: key.identity for key in await each.load()}
+        assert sorted(keys) == [*"abcdef", "same"]
+        same = keys["same"]
+        assert (same.tenant, same.weight, [*same.groups], same.models) == ("t", 2.0, ["rag"], ("m",))
+
+
 async def test_a_store_that_is_away_leaves_the_known_keys_in_force(tmp_path: Path) -> None:
     server = RedisServer(tmp_path)
     await server.start()
-    store = RedisKeys(f"redis://127.0.0.1:{server.port}/0")
+    store = open_keys(f"redis://127.0.0.1:{server.port}/0")
     new = make_key(Identity(name="ci"))
     await store.add(new.stored)
     known, fresh = KeyRing(store), KeyRing(store)
@@ -119,7 +171,7 @@ async def test_a_store_that_is_away_leaves_the_known_keys_in_force(tmp_path: Pat
 
 async def test_a_store_that_loses_its_keys_opens_nothing(tmp_path: Path) -> None:
     path, new = tmp_path / "keys.sqlite", make_key(Identity(name="ci"))
-    store = SqliteKeys(path)
+    store = open_keys(str(path))
     await store.add(new.stored)
     ring = KeyRing(store)
     await ring.refresh()
@@ -136,7 +188,7 @@ async def test_a_store_that_loses_its_keys_opens_nothing(tmp_path: Path) -> None
 
 async def test_a_file_has_digests_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "keys.sqlite"
-    store, new = SqliteKeys(path), make_key(Identity(name="ci"))
+    store, new = open_keys(str(path)), make_key(Identity(name="ci"))
     assert (await store.version(), await store.load(), path.exists()) == (0, [], False)
     await store.add(new.stored)
     await store.close()

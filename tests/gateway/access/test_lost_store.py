@@ -13,8 +13,7 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.access.control import AccessControl, Credentials
 from sluice.gateway.access.identity import Identity, RouteGroup
 from sluice.gateway.access.keys import StoredKey, make_key, revoke_key
-from sluice.gateway.access.redis_store import RedisKeys
-from sluice.gateway.access.store import SqliteKeys
+from sluice.gateway.access.store import open_keys
 from sluice.gateway.accounts import make_access, report_access
 from sluice.gateway.options.access import AccessOptions
 from sluice.gateway.options.batches import BatchOptions
@@ -38,7 +37,7 @@ async def started(folder: Path, access: AccessOptions | None = None) -> AsyncIte
 async def make_keys(folder: Path, *keys: StoredKey) -> Path:
     """Write keys as `sluice keys create` does. Returns the file."""
     path = folder / "keys.sqlite"
-    store = SqliteKeys(path)
+    store = open_keys(str(path))
     for each in keys or (make_key(Identity(name="ci")).stored,):
         await store.add(each)
     await store.close()
@@ -67,7 +66,7 @@ def truncate(path: Path) -> None:
 
 def delete_rows(path: Path) -> None:
     with apsw.Connection(str(path)) as connection:
-        connection.execute("DELETE FROM keys")
+        connection.execute("DELETE FROM records WHERE owner = 'keys'")
     connection.close()
 
 
@@ -79,9 +78,9 @@ async def test_a_server_that_never_had_keys_is_open(tmp_path: Path) -> None:
 
 def revoke_all(path: Path) -> None:
     with apsw.Connection(str(path)) as connection:
-        [(record,)] = connection.execute("SELECT record FROM keys")
+        [(record,)] = connection.execute("SELECT body FROM records WHERE owner = 'keys'")
         revoked = revoke_key(msgspec.json.decode(record, type=StoredKey))
-        connection.execute("UPDATE keys SET record = ?", (msgspec.json.encode(revoked),))
+        connection.execute("UPDATE records SET body = ? WHERE owner = 'keys'", (msgspec.json.encode(revoked),))
     connection.close()
 
 
@@ -128,7 +127,7 @@ async def test_a_key_opens_a_required_store_that_is_empty(tmp_path: Path) -> Non
 
 
 async def test_a_redis_is_named_without_its_password() -> None:
-    store = RedisKeys("redis://:secret@cache.test:6380/1")
+    store = open_keys("redis://:secret@cache.test:6380/1")
     assert store.place == "redis://cache.test:6380/1"
     await store.close()
 

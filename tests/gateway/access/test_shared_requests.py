@@ -41,7 +41,7 @@ def answers() -> Iterator[Counted]:
 
     notes = Notes()
     with answering(make_engine, RILL_TOKENIZER) as served:
-        served.service.calls.observe(notes)
+        served.server.accounts.calls.observe(notes)
         yield served, notes
 
 
@@ -96,7 +96,7 @@ def check_one_request(counts: Counts, outcome: str = "ok") -> None:
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
 def test_completions_are_counted_as_their_usage_says(counted: Counted, body: dict[str, Any], streams: bool) -> None:
     served, notes = counted
-    counts = Counts(served.service.metrics)
+    counts = Counts(served.server.metrics)
     if streams and "best_of" in body:
         body = {**body, "n": body["best_of"]}
     sent = {"model": MODEL, **body, **({"stream": True, "stream_options": {"include_usage": True}} if streams else {})}
@@ -110,14 +110,14 @@ def test_a_prompt_that_is_cached_is_counted_as_cached_once(counted: Counted) -> 
     served, notes = counted
     served.openai("/v1/completions", LONG)
     notes.take()
-    counts = Counts(served.service.metrics)
+    counts = Counts(served.server.metrics)
     answer = served.client.post("/v1/completions", json={"model": MODEL, **LONG, "n": 3}).json()
     assert usage_of(answer)[:2] == used(notes)[:2] == counters(counts)[:2] == (40, 32)
 
 
 def test_sequences_of_v2_share_their_prompt(counted: Counted) -> None:
     served, notes = counted
-    counts = Counts(served.service.metrics)
+    counts = Counts(served.server.metrics)
     body = {"text_input": "a b", "max_tokens": 4, "temperature": 1.0, "num_return_sequences": 3, "stream": True}
     status, *_ = served.generate_stream(body)
     assert status == 200
@@ -137,7 +137,7 @@ def test_a_prompt_is_admitted_once(counted: Counted) -> None:
 
 def test_a_refused_request_counts_once(counted: Counted) -> None:
     served, notes = counted
-    counts = Counts(served.service.metrics)
+    counts = Counts(served.server.metrics)
     notes.refuses = "admit"
     assert served.client.post("/v1/completions", json={"model": MODEL, **COMPLETIONS[0]}).status_code == 429
     call = notes.take()
@@ -147,7 +147,7 @@ def test_a_refused_request_counts_once(counted: Counted) -> None:
 
 def test_a_request_whose_client_leaves_counts_its_prompt_once(counted: Counted) -> None:
     served, notes = counted
-    counts = Counts(served.service.metrics)
+    counts = Counts(served.server.metrics)
     notes.runner.hold_after(3)
     body = {"model": MODEL, "prompt": [5, 6, 7], "n": 4, **SAMPLED, "max_tokens": 50, "stream": True}
     with served.client.stream("POST", "/v1/completions", json=body) as answer:
@@ -160,13 +160,13 @@ def test_a_request_whose_client_leaves_counts_its_prompt_once(counted: Counted) 
 
 def test_a_stream_that_fails_counts_its_prompt_once_and_as_failed(counted: Counted) -> None:
     served, notes = counted
-    counts = Counts(served.service.metrics)
+    counts = Counts(served.server.metrics)
     notes.runner.hold_after(3)
     body = {"model": MODEL, "prompt": [5, 6, 7], "n": 4, **SAMPLED, "max_tokens": 50, "stream": True}
     with served.client.stream("POST", "/v1/completions", json=body) as answer:
         pieces = answer.iter_bytes()
         next(pieces)
-        served.service.live.cancel_here(served.service.live.list_here()[1].id)
+        served.server.live.cancel_here(served.server.live.list_here()[1].id)
         notes.runner.release()
         for _ in pieces:
             pass

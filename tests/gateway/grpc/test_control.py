@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from sluice.gateway.health import Phase
 from sluice.gateway.v2.server import PROTOCOL_VERSION
 from sluice.gateway.v2.trace import TraceSettings
 from sluice.serving.backend import LoadOverrides
@@ -22,7 +23,7 @@ async def test_probes_metadata_and_statistics() -> None:
     async with serving(service) as running:
         stub = running.stub
         assert (await stub.ServerReady(pb.ServerReadyRequest())).ready
-        service.ready = False
+        service.health.phase = Phase.LOADING
         assert not (await stub.ServerReady(pb.ServerReadyRequest())).ready
         found = await stub.ServerMetadata(pb.ServerMetadataRequest())
         assert (found.name, found.version, len(found.extensions)) == ("triton", PROTOCOL_VERSION, 13)
@@ -34,7 +35,7 @@ async def test_probes_metadata_and_statistics() -> None:
         ]
         assert list((await stub.ModelMetadata(pb.ModelMetadataRequest(name="add", version="1"))).versions) == ["1"]
         config = (await stub.ModelConfig(pb.ModelConfigRequest(name="echo"))).config
-        assert config == service.find("echo").config
+        assert config == service.models.find("echo").config
         await stub.ModelInfer(infer_request("echo", 1))
         [row] = (await stub.ModelStatistics(pb.ModelStatisticsRequest(name="echo"))).model_stats
         assert (row.name, row.version, row.inference_count) == ("echo", "1", 1)

@@ -3,7 +3,6 @@ from typing import Any
 
 import pytest
 
-from sluice.gateway.grpc.grpcio_server import channel_options
 from sluice.gateway.options.grpc import GrpcOptions
 from sluice.gateway.options.option import OptionError, declared_option
 
@@ -57,25 +56,9 @@ def test_tls_needs_its_files() -> None:
         GrpcOptions(uses_mutual_ssl=True, server_cert_path="c", server_key_path="k")
 
 
-def test_what_the_core_is_told_by_default() -> None:
-    """Triton's values, but for the message's length: as much as HTTP takes."""
-    assert dict(channel_options(GrpcOptions())) == {
-        "grpc.so_reuseport": 0,
-        "grpc.max_receive_message_length": 64 << 20,
-        "grpc.max_send_message_length": -1,
-        "grpc.keepalive_time_ms": 7_200_000,
-        "grpc.keepalive_timeout_ms": 20_000,
-        "grpc.keepalive_permit_without_calls": 0,
-        "grpc.http2.max_pings_without_data": 2,
-        "grpc.http2.min_ping_interval_without_data_ms": 300_000,
-        "grpc.http2.max_ping_strikes": 2,
-    }
-
-
-def test_what_the_core_is_told_when_asked() -> None:
-    asked: dict[str, Any] = {"shares_port": True, "max_input_bytes": 1000, "compression_level": "medium"}
-    told = dict(channel_options(GrpcOptions(**asked, max_connection_age_ms=5, max_connection_age_grace_ms=6)))
-    assert told["grpc.so_reuseport"] == 1
-    assert told["grpc.max_receive_message_length"] == 1000
-    assert told["grpc.default_compression_level"] == 2
-    assert (told["grpc.max_connection_age_ms"], told["grpc.max_connection_age_grace_ms"]) == (5, 6)
+@pytest.mark.parametrize(
+    "asked", [{"compression_level": "low"}, {"keepalive_time_ms": 5}, {"max_connection_age_ms": 5}]
+)
+def test_the_server_for_comparison_is_plain(asked: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match="--grpc-server grpcio has no --grpc-"):
+        GrpcOptions(server="grpcio", **asked)

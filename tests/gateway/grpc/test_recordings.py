@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from sluice.gateway.http.tracing import TraceMiddleware
-from sluice.gateway.tracing.timelines import TimelineRing
+from sluice.gateway.http.passage import RequestTracing
 from sluice.gateway.tracing.tracer import Tracer
 from sluice.pipelines.text.model import may_generate
 from sluice.pipelines.text.tensor_model import INPUT_KEY, OUTPUT_KEY
+from sluice.record.spans import Span, current_span
+from sluice.record.timelines import TimelineRing
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model
 from sluice.serving.request import InferResponse
 from sluice.serving.tensors.tensor import Tensor
-from sluice.spans import Span, current_span
 from tests.gateway.grpc.parts import FunctionModel, Running, infer_request, serving
 from tests.gateway.v2.small_service import SmallService
 
@@ -144,16 +144,6 @@ async def test_a_model_that_has_asked_another_one_is_recorded_from_then_on() -> 
 )
 async def test_requests_over_http_are_recorded_by_the_same_rule(path: str, is_recorded: bool) -> None:
     service = with_timelines(NotingModel("plain"), TextModelByConfig())
-    found: list[Span | None] = []
-
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        found.append(current_span.get())
-
-    traced = TraceMiddleware(application, service.tracer, service.repository.versions)
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "state": {"request_id": "a"}}
-
-    async def unused(*_: Any) -> Any:
-        raise AssertionError("nobody reads or answers here")
-
-    await traced(scope, unused, unused)
-    assert [each is not None for each in found] == [is_recorded]
+    tracing = RequestTracing(service.tracer, service.repository.versions)
+    assert (tracing.open("POST", path, "", "a") is not None) is is_recorded
+    current_span.set(None)

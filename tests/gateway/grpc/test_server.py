@@ -18,6 +18,7 @@ from sluice.gateway.access.ring import KeyRing
 from sluice.gateway.calls import CallLog
 from sluice.gateway.grpc import health, http2_server
 from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.health import Phase
 from sluice.gateway.options.grpc import GrpcOptions
 from sluice.gateway.options.option import OptionError
 from tests.gateway.grpc.parts import EchoModel, HeldModel, failure, infer_request, on_both_servers, serving
@@ -25,7 +26,6 @@ from tests.gateway.v2.small_service import SmallService
 from tests.paths import CERTIFICATES
 from tests.waiting import PATIENCE_S
 
-pytestmark = on_both_servers
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -57,6 +57,7 @@ async def live(target: str, credentials: Any = None) -> bool:
         return bool((await stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S)).live)
 
 
+@on_both_servers
 async def test_ports_and_addresses() -> None:
     async with serving(SmallService(), GrpcOptions(port=0, shares_port=True)) as running:
         shared = GrpcServer(SmallService(), GrpcOptions(port=running.port, shares_port=True), "127.0.0.1")
@@ -114,6 +115,7 @@ async def test_a_certificate_that_cannot_be_read() -> None:
 # --- the API key ---
 
 
+@on_both_servers
 async def test_calls_need_the_key() -> None:
     async with serving(SmallService(EchoModel()), api_key="secret") as running:
         infer = running.stub.ModelInfer
@@ -135,6 +137,7 @@ async def test_calls_need_the_key() -> None:
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
+@on_both_servers
 async def test_probes_need_no_key_and_reflection_does() -> None:
     async with serving(SmallService(), api_key="secret") as running:
         assert (await running.stub.ServerLive(pb.ServerLiveRequest())).live
@@ -153,29 +156,31 @@ async def _check(channel: Any, service: str = "") -> int:
     return int((await stub.Check(health_pb2.HealthCheckRequest(service=service))).status)
 
 
+@on_both_servers
 async def test_health_of_server_and_models() -> None:
     service, model = SmallService(), EchoModel()
     service.repository.loaded.append(model)
     async with serving(service) as running:
         for name in ("", "echo", "inference.GRPCInferenceService", "anything"):
             assert await _check(running.channel, name) == SERVING
-        service.ready = False
+        service.health.phase = Phase.LOADING
         assert await _check(running.channel) == NOT_SERVING
         assert await _check(running.channel, "echo") == SERVING
-        service.ready = True
+        service.health.phase = Phase.SERVING
         await model.unload(0)
         assert await _check(running.channel, "echo") == NOT_SERVING
 
 
+@on_both_servers
 async def test_watching_health(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "_WATCH_PERIOD_S", 0.01)
     service = SmallService()
     async with serving(service) as running:
         call = health_pb2_grpc.HealthStub(running.channel).Watch(health_pb2.HealthCheckRequest())
         assert (await call.read()).status == SERVING
-        service.ready = False
+        service.health.phase = Phase.LOADING
         assert (await call.read()).status == NOT_SERVING
-        service.ready = True
+        service.health.phase = Phase.SERVING
         assert (await call.read()).status == SERVING
         # Begun before: grpc.aio reads nothing any more once it has seen the end, whatever came before that.
         last = asyncio.create_task(call.read())
@@ -192,6 +197,7 @@ async def _services(channel: Any) -> list[str]:
     return sorted(each.name for each in found.list_services_response.service)
 
 
+@on_both_servers
 async def test_reflection_knows_every_service() -> None:
     async with serving(SmallService()) as running:
         assert await _services(running.channel) == [
@@ -205,6 +211,7 @@ async def test_reflection_knows_every_service() -> None:
         assert found.file_descriptor_response.file_descriptor_proto
 
 
+@on_both_servers
 async def test_every_method_of_the_protocol_is_there() -> None:
     methods = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
     async with serving(SmallService()) as running:
@@ -268,6 +275,7 @@ async def test_messages_are_compressed_when_asked(level: str, is_small: bool) ->
 # --- the end ---
 
 
+@on_both_servers
 async def test_what_is_under_way_is_answered_before_the_end() -> None:
     model = HeldModel()
     async with serving(SmallService(model)) as running:
@@ -293,6 +301,7 @@ async def test_what_is_under_way_is_answered_before_the_end() -> None:
         assert not model.cancelled
 
 
+@on_both_servers
 async def test_what_is_left_after_the_grace_is_cancelled() -> None:
     model = HeldModel()
     async with serving(SmallService(model)) as running:

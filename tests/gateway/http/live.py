@@ -19,19 +19,21 @@ from sluice.engine.client.base import EngineClient
 from sluice.engine.config import EngineConfig
 from sluice.engine.runners.base import StepBatch
 from sluice.errors import invalid
-from sluice.gateway.accounts import make_access
+from sluice.gateway.accounts import Accounts, make_access
 from sluice.gateway.batches.service import BatchService
 from sluice.gateway.calls import CallLog
+from sluice.gateway.http.apis import open_streams
 from sluice.gateway.http.app import create_app
+from sluice.gateway.http.in_process import InProcessClient
+from sluice.gateway.ledger.ledger import CallLedger
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
-from sluice.gateway.telemetry.metrics import GatewayMetrics
-from sluice.gateway.tracer_setup import make_tracer
+from sluice.gateway.server import Server
+from sluice.gateway.streams.store import StreamStore
 from sluice.pipelines.llm.text import LlmText
 from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.http.portless import Portless, client_of, connect_to, listen_at, listening
-from tests.gateway.repositories import empty_repository, llm_model
+from tests.gateway.repositories import empty_server, llm_model
 from tests.paths import RILL_TOKENIZER
 from tests.waiting import PATIENCE_S
 
@@ -128,7 +130,8 @@ async def _some_turns() -> None:
 class LiveServer(Portless):
     """A server with one model, and its parts."""
 
-    service: InferenceService
+    server: Server
+    streams: StreamStore
     model: LlmText
     stand_in: tuple[InProcessEngineClient, SteppedRunner] | None
     """None over an engine that was given."""
@@ -175,7 +178,7 @@ class LiveServer(Portless):
 
     def wait_idle(self) -> None:
         """Wait until the last stream is closed."""
-        assert self.run(self.service.wait_idle(PATIENCE_S))
+        assert self.run(self.server.plane.wait_idle(PATIENCE_S))
 
     def blocks_used_after_step(self) -> int:
         """Return the KV blocks in use after a small request, which the engine takes after all earlier commands."""
@@ -198,43 +201,41 @@ MakeEngine = Callable[[], tuple[EngineClient, SteppedRunner | None]]
 
 @asynccontextmanager
 async def _application(
-    config: ServeConfig, make_engine: MakeEngine, is_loaded: bool, checkpoint: Path, path: Path
+    config: ServeConfig,
+    make_engine: MakeEngine,
+    is_loaded: bool,
+    checkpoint: Path,
+    path: Path,
+    ledger: CallLedger | None,
 ) -> AsyncIterator[LiveServer]:
     engine, runner = make_engine()
     stand_in = (engine, runner) if isinstance(engine, InProcessEngineClient) and runner is not None else None
     await engine.start()
-    metrics = GatewayMetrics()
-    repository = empty_repository(metrics)
     access = make_access(config)
     await access.ring.start()
-    service = InferenceService(
-        repository,
-        metrics,
-        config.shutdown.heartbeat_timeout_s,
-        allows_lora_updates=config.requests.allows_lora_updates,
-        calls=CallLog(access),
-        tracer=make_tracer(config.tracing),
-        closes_last=[access.close],
-    )
-    model = llm_model(MODEL, checkpoint, engine, metrics)
+    server = empty_server(config, accounts=Accounts(CallLog(access), ledger))
+    server.rooms.join(close=access.close)
+    model = llm_model(MODEL, checkpoint, engine, server.metrics)
     if is_loaded:
-        repository.add(model)
-        await repository.start()
-        service.begin_serving()
-    batches = BatchService(service, config)
-    app = create_app(service, config, batches=batches)
-    batches.start()
+        server.plane.repository.add(model)
+        await server.plane.repository.start()
+        server.plane.health.begin_serving()
+    batches = BatchService(server.plane, server.rooms, config)
+    streams = open_streams(server.rooms, config.streams)
+    app = create_app(server, config, streams, batches)
+    batches.start(InProcessClient(app))
     try:
         async with AsyncExitStack() as ports, listening(app, listen_at(path)):
             try:
                 loop = asyncio.get_running_loop()
-                yield LiveServer(path, app, loop, ports, service, model.text, stand_in, batches, client_of(path))
+                parts = server, streams.store, model.text, stand_in, batches
+                yield LiveServer(path, app, loop, ports, *parts, client_of(path))
             finally:
                 if runner is not None:
                     runner.release()
                 await batches.close()
     finally:
-        await service.close()
+        await server.rooms.close()
         await engine.stop()
 
 
@@ -248,6 +249,7 @@ def live_server(
     checkpoint: Path = RILL_TOKENIZER,
     given_engine: Callable[[], EngineClient] | None = None,
     on_port: bool = False,
+    ledger: CallLedger | None = None,
 ) -> Iterator[LiveServer]:
     """Run a server on a thread of its own, for blocking clients. `given_engine` makes an engine in place of a
     stand-in. With `on_port` its client has an address, as it needs where addresses decide."""
@@ -265,7 +267,7 @@ def live_server(
         with TemporaryDirectory() as folder:
             given = config or ServeConfig()
             own = replace(given, batches=replace(given.batches, state_path=folder))
-            async with _application(own, make_engine, is_loaded, checkpoint, Path(folder) / "http") as live:
+            async with _application(own, make_engine, is_loaded, checkpoint, Path(folder) / "http", ledger) as live:
                 started.append(live)
                 ready.set()
                 await asyncio.to_thread(over.wait)

@@ -10,8 +10,7 @@ from starlette.types import Receive, Scope, Send
 from sluice.gateway.access.control import AccessControl
 from sluice.gateway.access.ring import KeyRing
 from sluice.gateway.calls import CallLog
-from sluice.gateway.http.access import CallMiddleware
-from sluice.gateway.http.request import RequestIdMiddleware
+from sluice.gateway.http.guard import Guard, GuardMiddleware
 
 KEY = "sesame-\u00e9".encode()  # what is not ASCII travels as UTF-8
 
@@ -23,7 +22,7 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
 def get(path: str, **headers: bytes) -> httpx.Response:
     async def ask() -> httpx.Response:
         calls = CallLog(AccessControl(KeyRing(None, KEY.decode())))
-        guarded = RequestIdMiddleware(CallMiddleware(inner, calls, str), lambda path, status: None)
+        guarded = GuardMiddleware(inner, Guard(calls, lambda path, status: None, str))
         sent = {name.replace("_", "-").encode(): value for name, value in headers.items()}
         async with httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://test") as client:
             return await client.get(path, headers=sent)

@@ -4,12 +4,14 @@ import orjson
 import pytest
 from pydantic import BaseModel, Field, StringConstraints, ValidationError, field_validator
 
-from sluice.errors import ErrorCode, SluiceError, too_long
+from sluice.engine.frames import request_failed
+from sluice.errors import ErrorCode, SluiceError, invalid, named, too_long
 from sluice.gateway.http.errors import (
     HTTP_STATUS,
     OPENAI_CODE,
     OPENAI_TYPE,
     as_sluice_error,
+    client_names,
     error_response,
     requirement,
 )
@@ -112,3 +114,12 @@ def test_a_refused_value_is_told_what_it_must_be_once(fields: dict[str, object],
     with pytest.raises(ValidationError) as refused:
         Checked.model_validate(fields)
     assert requirement(refused.value.errors()[0]) == expected
+
+
+def test_errors_name_fields_as_the_client_does_over_the_wire_too() -> None:
+    with pytest.raises(SluiceError) as caught, client_names({"max_tokens": "request_output_len", "query": "prompt"}):
+        raise request_failed(1, invalid("max_tokens", f"{named('max_tokens')} is 3, not max_tokens")).to_error()
+    assert (caught.value.param, caught.value.message) == (
+        "request_output_len",
+        "request_output_len is 3, not max_tokens",
+    )

@@ -70,7 +70,8 @@ def seen(server: ServerProcess) -> dict[str, Any]:
         for sample in samples_of(client):
             [engine] = sample["engines"]
             is_running = sample["sequences"]["total"] == sample["throughput"]["running"] == 3
-            if engine["steps"] and is_running and len(engine["block_map"]["holders"]) == 3:
+            has_steps = engine["steps"] and engine["generated_tokens_per_s"]
+            if has_steps and is_running and len(engine["block_map"]["holders"]) == 3:
                 return sample
     raise AssertionError("the stream has ended")
 

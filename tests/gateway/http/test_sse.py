@@ -5,6 +5,7 @@ import re
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 import httpx
@@ -18,13 +19,11 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.calls import Call, CallLog
-from sluice.gateway.http.access import CallMiddleware
+from sluice.gateway.calls import Call, CallLog, CallObserver
 from sluice.gateway.http.errors import install_error_handlers, openai_error_body
-from sluice.gateway.http.request import RequestIdMiddleware
-from sluice.gateway.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_frame
+from sluice.gateway.http.guard import Guard, GuardMiddleware
+from sluice.gateway.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_frame, push_all
 from sluice.pipelines.llm.waking import held_listener
-from sluice.pipelines.text.relay import RelayedEvents, Sink
 from tests.gateway.http.plain_server import serving
 from tests.waiting import PATIENCE_S
 
@@ -35,14 +34,17 @@ def encode_error(error: SluiceError) -> bytes:
     return b"data: " + openai_error_body(error) + b"\n\n"
 
 
+def guard(calls: CallLog) -> Guard:
+    return Guard(calls, lambda path, status: None, lambda path: "openai")
+
+
 def app(frames: Frames, keep_alive_s: float = 0.0) -> Starlette:
     async def stream(request: Request) -> EventStreamResponse:
-        return EventStreamResponse(frames(), encode_error, {"x-extra": "1"}, keep_alive_s=keep_alive_s)
+        return EventStreamResponse(
+            partial(push_all, frames()), encode_error, {"x-extra": "1"}, keep_alive_s=keep_alive_s
+        )
 
-    def ignore(path: str, status: int) -> None:
-        pass
-
-    made = Starlette(routes=[Route("/", stream)], middleware=[Middleware(RequestIdMiddleware, count_response=ignore)])
+    made = Starlette(routes=[Route("/", stream)], middleware=[Middleware(GuardMiddleware, guard=guard(CallLog()))])
     install_error_handlers(made)
     return made
 
@@ -119,54 +121,23 @@ def test_a_clean_stream() -> None:
     assert (response.headers["x-extra"], response.headers["x-request-id"]) == ("1", "mine")
 
 
-def relayed_frames() -> RelayedEvents[bytes]:
-    """Frames of which those in the middle go straight to the connection, as the iterator waits for the last."""
-    sinks, ended = list[Sink[bytes]](), asyncio.Event()
-
-    def relay() -> None:
-        for number in range(2, 5):
-            assert sinks[0].is_open()
-            sinks[0].receive(b"data: %d\n\n" % number)
-        sinks[0].receive(b"")
-        ended.set()
-
-    async def frames() -> AsyncGenerator[bytes, None]:
-        yield b"data: 1\n\n"
-        if sinks:
-            asyncio.get_running_loop().call_soon(relay)
-            await ended.wait()
-        yield b"data: 5\n\n"
-
-    return RelayedEvents(frames(), sinks.append)
-
-
-def test_relayed_frames_stand_in_their_place() -> None:
-    with serving(app(relayed_frames)) as url:
-        assert httpx.get(url).text == "".join(f"data: {number}\n\n" for number in range(1, 6))
-        assert httpx.head(url).text == ""
-
-
-def test_relayed_frames_are_counted_in_their_call() -> None:
-    """The bytes of an answer are those of all its frames, whichever way they went."""
+def test_frames_are_counted_in_their_call() -> None:
+    """The bytes of an answer are those of all its frames, whether or not the connection takes pieces."""
     calls, ended = CallLog(), list[Call]()
-    calls.observe(Ended(ended), only_known=True)
-    inner = app(relayed_frames)
-    inner.add_middleware(CallMiddleware, calls=calls, find_protocol=lambda path: "openai")
-    inner.add_middleware(RequestIdMiddleware, count_response=lambda path, status: None)
+    calls.observe(Ended(ended))
+    inner = app(two_frames)
+    inner.add_middleware(GuardMiddleware, guard=guard(calls))
     with serving(inner) as url:
         text = httpx.get(url).text
-    assert text.count("data: ") == 5
+    assert text.count("data: ") == 2
     assert [call.bytes_out for call in ended] == [len(text)]
 
 
-class Ended:
+class Ended(CallObserver):
     """Keeps calls that have ended."""
 
     def __init__(self, ended: list[Call]) -> None:
         self._ended = ended
-
-    async def begin(self, call: Call) -> None: ...
-    async def admit(self, call: Call, prompt_tokens: int, max_tokens: int) -> None: ...
 
     def end(self, call: Call) -> None:
         self._ended.append(call)

@@ -65,7 +65,8 @@ def test_a_store_that_cannot_be_used_is_named_until_it_can(
 
 
 def test_strangers_see_no_paths(live: LiveServer) -> None:
-    live.service.notices.append(lambda: "the ledger '/tmp/a b/ledger.sqlite' cannot be used")
+    problems = ["the ledger '/tmp/a b/ledger.sqlite' cannot be used"]
+    live.server.rooms.join(notice=lambda: "".join(problems))
     assert degraded(live) == ["the ledger 'ledger.sqlite' cannot be used"]
     assert live.get("/ping").json()["degraded"] == ["the ledger 'ledger.sqlite' cannot be used"]
-    live.service.notices.pop()
+    problems.clear()

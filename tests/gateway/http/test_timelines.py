@@ -7,9 +7,9 @@ from sluice.gateway.access.identity import Identity, RouteGroup
 from sluice.gateway.access.keys import make_key
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.tracing import TracingOptions
-from sluice.gateway.tracing.timelines import TimelineOwner, TimelineRing, Timelines
 from sluice.gateway.tracing.tracer import Tracer
-from sluice.spans import current_span
+from sluice.record.spans import current_span
+from sluice.record.timelines import TimelineOwner, TimelineRing, Timelines
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 
 BODY = {"model": MODEL, "prompt": "Hello there", "max_tokens": 5, "ignore_eos": True}
@@ -88,7 +88,7 @@ async def test_a_key_sees_its_own_requests_alone_and_the_ring_is_bounded() -> No
     ring = TimelineRing(2)
     tracer, mine, other = Tracer(ring), TimelineOwner("1", "mine"), TimelineOwner("2", "other")
     for name, owner in (("a", mine), ("b", mine), ("c", other)):
-        root = tracer.open("r", name, {}, None)
+        root = tracer.open("r", name, {})
         assert root is not None
         root.recording.owner = tuple(owner)
         ring.keep(root.recording)
@@ -106,7 +106,7 @@ def test_who_may_see_a_timeline_over_http() -> None:
     keys["admin"] = make_key(Identity(name="admin", groups=frozenset({RouteGroup.ADMIN})))
     headers = {name: {"authorization": f"Bearer {key.text}"} for name, key in keys.items()}
     with live_server() as live:
-        live.service.calls.access.ring.keep(each.stored for each in keys.values())
+        live.server.accounts.calls.access.ring.keep(each.stored for each in keys.values())
         live.post("/v1/completions", BODY, headers={**headers["mine"], "x-request-id": "mine"})
         path = "/v1/requests/mine/timeline"
         statuses = {name: live.get(path, headers=sent).status_code for name, sent in headers.items()}

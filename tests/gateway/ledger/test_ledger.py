@@ -179,9 +179,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Answering
     path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
     with answering(make_engine, RILL_TOKENIZER) as served:
         ledger = CallLedger(SqliteLedger(path), PRICES)
-        served.service.calls.observe(ledger)
-        served.service.close_last(ledger.close)
-        served.service.ledger = ledger
+        served.server.accounts.calls.observe(ledger)
+        served.server.rooms.join(close=ledger.close)
         yield served, path
 
 

@@ -38,8 +38,6 @@ class Kept:
             raise self.error
         self.lines += lines
 
-    def close(self) -> None: ...
-
 
 async def written(log: AccessLog, kept: Kept, *calls: Call) -> list[str]:
     for call in calls:
@@ -130,11 +128,9 @@ async def log_of(tmp_path: Path, *, keeps_text: bool = True, patterns: tuple[str
 async def log_one(log: RequestLog, request: bytes, answer: bytes) -> None:
     call = ended_call()
     await log.begin(call)
-    assert call.note_request is not None
-    assert call.note_answer is not None
     for at in range(0, len(request), 1000):
-        call.note_request(request[at : at + 1000])
-    call.note_answer(answer)
+        call.note_received(request[at : at + 1000])
+    call.note_sent(answer)
     log.end(call)
     await log.close()
 
@@ -197,8 +193,8 @@ def test_bad_options_are_explained(flag: str, value: str, problem: str) -> None:
 def test_bodies_of_real_requests(tmp_path: Path) -> None:
     with live_server() as live:
         log = asyncio.run(log_of(tmp_path))
-        live.service.calls.observe(log)
-        live.service.close_last(log.close)
+        live.server.accounts.calls.observe(log)
+        live.server.rooms.join(close=log.close)
         body = {"model": MODEL, "prompt": "write to me@x.org", "max_tokens": 2}
         whole = live.post("/v1/completions", body)
         streamed = live.post("/v1/completions", {**body, "stream": True})

@@ -9,11 +9,12 @@ from pathlib import Path
 import apsw
 import pytest
 
+from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.ledger.opening import open_ledger
 from sluice.gateway.ledger.rows import DAY_US, LedgerRow, day_number, sum_days
 from sluice.gateway.ledger.sqlite import LEDGER_SCHEMA, SqliteLedger
 from sluice.gateway.ledger.store import LedgerBatch, LedgerStore, UsageQuery
-from sluice.pipelines.sqlite.connections import Schema
+from sluice.state.connections import Schema
 
 DAY = date(2026, 3, 1)
 _numbers = count()
@@ -112,6 +113,23 @@ async def test_writers_share_one_place(store: LedgerStore, tmp_path: Path) -> No
     assert (await store.sum_usage(UsageQuery(DAY, DAY, ())))[0][0] == 800
     for each in writers:
         await each.close()
+
+
+@pytest.mark.slow
+async def test_a_database_that_is_away_is_told_and_may_come_back() -> None:
+    server = pytest.importorskip("tests.pipelines.rag.stores.postgres_fixture").shared_server()
+    database = server.create_database()
+    store = open_ledger(server.url(database))
+    await store.write(batch([row()]))
+    server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
+    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
+    with pytest.raises(SluiceError) as refused:
+        await store.write(batch([row()], 2))
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
+    await store.write(batch([row()], 2))
+    assert await read_all(store) == [row(), row()]
+    await store.close()
 
 
 async def test_a_file_from_before_routes_is_upgraded_and_keeps_its_rows(tmp_path: Path) -> None:

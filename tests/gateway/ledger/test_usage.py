@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-import httpx
 import pytest
 
 from sluice.cli.usage.command import command
@@ -30,16 +29,15 @@ KEYS = {
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     store = SqliteLedger(tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
-    with live_server() as live:
-        ledger = CallLedger(store, PriceTable(), only_known=True)
-        live.service.ledger = ledger
-        live.service.calls.observe(ledger, only_known=True)
-        live.service.close_last(ledger.close)
+    ledger = CallLedger(store, PriceTable(), only_known=True)
+    with live_server(ledger=ledger) as live:
+        live.server.accounts.calls.observe(ledger, only_known=True)
+        live.server.rooms.join(close=ledger.close)
         day = today() - timedelta(days=40)
         identity = KEYS["alone"].stored.identity
         live.run(store.write(batch([row(day, identity.key_id, key_name="old name")])))
         live.post("/v1/completions", {"model": MODEL, "prompt": "nobody", "max_tokens": 1})
-        live.service.calls.access.ring.keep(each.stored for each in KEYS.values())
+        live.server.accounts.calls.access.ring.keep(each.stored for each in KEYS.values())
         for name in ("alone", "one", "two", "two"):
             body = {"model": MODEL, "prompt": "a b", "max_tokens": 2}
             assert live.post("/v1/completions", body, headers=sent(name)).status_code == 200
@@ -122,9 +120,6 @@ def test_bad_parameters_are_named(live: LiveServer, params: dict[str, str], fiel
 
 def test_no_key_and_no_ledger(live: LiveServer) -> None:
     assert live.get("/v1/usage").status_code == 401
-    live.service.ledger, kept = None, live.service.ledger
-    try:
-        answer: httpx.Response = live.get("/v1/usage", headers=sent("admin"))
+    with live_server() as bare:
+        answer = bare.get("/v1/usage")
         assert (answer.status_code, "--ledger none" in answer.text) == (501, True)
-    finally:
-        live.service.ledger = kept

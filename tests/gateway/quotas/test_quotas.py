@@ -54,7 +54,7 @@ def limited() -> Iterator[Limited]:
         clock = ManualClock(START)
 
         async def start() -> None:
-            limit_use(live.service, MemoryQuotas(clock), DEFAULTS)
+            limit_use(live.server.rooms, live.server.accounts.calls, MemoryQuotas(clock), DEFAULTS)
 
         live.run(start())
         yield Limited(Keys(live), clock)
@@ -142,7 +142,7 @@ def test_refusals_and_levels_are_metrics(limited: Limited) -> None:
     header = limited.keys.make(tenant="measured")
     assert limited.post(header).status_code == 200
     assert limited.post(header, max_tokens=39).status_code == 429
-    page = generate_latest(limited.keys.live.service.metrics.registry).decode()
+    page = generate_latest(limited.keys.live.server.metrics.registry).decode()
     assert 'sluice_quota_refusals_total{limit="tokens_per_day",scope="tenant",tenant="measured"} 1.0' in page
     assert 'sluice_quota_used_ratio{limit="tokens_per_day",name="measured",scope="tenant"} 0.25' in page
     assert "sluice_quota_store_up 1.0" in page

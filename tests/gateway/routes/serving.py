@@ -14,12 +14,11 @@ from prometheus_client import generate_latest
 from sluice.engine.config import EngineConfig
 from sluice.gateway.access.identity import Identity
 from sluice.gateway.access.keys import make_key
-from sluice.gateway.assembly import make_service
-from sluice.gateway.http.app import create_app
+from sluice.gateway.assembly import make_application, make_server
 from sluice.gateway.http.server import HttpServer
 from sluice.gateway.listeners import listen, listener_url
 from sluice.gateway.options.config import ServeConfig, read_config
-from sluice.gateway.service import InferenceService
+from sluice.gateway.server import Server
 from tests.engine.capable import CapableEngine
 from tests.gateway.http.live import SteppedRunner
 from tests.gateway.repositories import llm_model
@@ -38,7 +37,7 @@ PROMPT = "Where does the water go?"
 class RoutedServer:
     """A running server and its parts."""
 
-    service: InferenceService
+    server: Server
     client: httpx.AsyncClient
     url: str
     engines: Mapping[str, CapableEngine]
@@ -53,14 +52,14 @@ class RoutedServer:
 
     async def metric(self, sample: str) -> float:
         """Return the value of a sample such as `name{label="x"}`, 0 where there is none."""
-        for line in generate_latest(self.service.metrics.registry).decode().splitlines():
+        for line in generate_latest(self.server.metrics.registry).decode().splitlines():
             if line.startswith(sample + " "):
                 return float(line.rpartition(" ")[2])
         return 0.0
 
     async def make_key(self, **fields: Any) -> dict[str, str]:
         """Return the header with a new key."""
-        ring = self.service.calls.access.ring
+        ring = self.server.accounts.calls.access.ring
         assert ring.store is not None
         self.num_keys += 1
         new = make_key(Identity(**{"name": f"key-{self.num_keys}", **fields}))
@@ -70,9 +69,9 @@ class RoutedServer:
 
     async def rows(self) -> list[dict[str, Any]]:
         """Return the rows of the ledger, as the server's own route shows them."""
-        assert self.service.ledger is not None
-        await self.service.wait_idle(PATIENCE_S)
-        await self.service.ledger.flush()
+        assert self.server.accounts.ledger is not None
+        await self.server.plane.wait_idle(PATIENCE_S)
+        await self.server.accounts.ledger.flush()
         answer = await self.client.get("/v1/usage/requests")
         return [json.loads(line) for line in answer.text.splitlines()]
 
@@ -150,9 +149,9 @@ async def routed_server(
 async def _start(
     stack: AsyncExitStack, config: ServeConfig, local: tuple[str, ...], contexts: Mapping[str, int], checkpoint: Path
 ) -> RoutedServer:
-    service = make_service(config)
-    stack.push_async_callback(service.close)
-    await service.calls.access.ring.start()
+    server = make_server(config)
+    stack.push_async_callback(server.rooms.close)
+    await server.accounts.calls.access.ring.start()
     runners, engines = {}, {}
     for name in local:
         runner = runners[name] = SteppedRunner(256)
@@ -161,18 +160,18 @@ async def _start(
         await engine.start()
         stack.push_async_callback(engine.stop)
         stack.callback(runner.release)
-        service.repository.add(llm_model(name, checkpoint, engine, service.metrics))
-    await service.repository.start(config.repository.load)
-    service.routes.check(lambda name: any(entry.name == name for entry in service.repository.index()))
-    service.begin_serving()
+        server.plane.repository.add(llm_model(name, checkpoint, engine, server.metrics))
+    await server.plane.repository.start(config.repository.load)
+    server.plane.routes.check({entry.name for entry in server.plane.repository.index()})
+    server.plane.health.begin_serving()
     listener = listen("127.0.0.1", 0, "--http-port")
     stack.callback(listener.close)
-    server = HttpServer(create_app(service, config), listener)
-    server.start()
-    stack.push_async_callback(server.stop, PATIENCE_S)
+    http = HttpServer(make_application(server, config), listener)
+    http.start()
+    stack.push_async_callback(http.stop, PATIENCE_S)
     url = listener_url(listener)
     client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE_S))
-    return RoutedServer(service, client, url, engines, runners)
+    return RoutedServer(server, client, url, engines, runners)
 
 
 def num_asked(api: RemoteApi) -> int:

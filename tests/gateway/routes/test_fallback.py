@@ -59,7 +59,7 @@ async def test_what_cannot_answer_is_passed_over(start: Any, api: RemoteApi) -> 
             assert (answer.headers["x-sluice-target"], answer.headers["x-sluice-attempts"]) == ("rill", "2"), failure
         assert text_of(whole) == own
         assert num_asked(api) == 2 * num, failure
-    outcomes = next(iter(server.service.routes)).targets[0].outcomes
+    outcomes = next(iter(server.server.plane.routes)).targets[0].outcomes
     assert sum(outcomes.values()) == 2 * len(FAILURES) and len(outcomes) > 1
     for outcome, count in outcomes.items():
         sample = f'sluice_route_requests_total{{outcome="{outcome}",route="fast",target="far"}}'

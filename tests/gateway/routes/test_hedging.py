@@ -20,7 +20,7 @@ async def test_the_second_wins_and_the_first_ends_at_once(start: Any, api: Remot
     assert (answer.headers["x-sluice-target"], answer.headers["x-sluice-attempts"]) == ("rill", "2")
     assert text_of(answer) == text_of(await server.chat("rill"))
     await held.wait(left=1)
-    await server.service.wait_idle(10)
+    await server.server.plane.wait_idle(10)
     assert await server.metric('sluice_route_hedges_total{outcome="won",route="fast"}') == 1
     assert await server.metric('sluice_route_requests_total{outcome="cancelled",route="fast",target="far"}') == 1
     assert await server.breaker("fast", "far") == "closed"
@@ -95,5 +95,5 @@ async def test_a_client_who_leaves_ends_both(start: Any, api: RemoteApi, second_
     asking.cancel()
     await first.wait(left=1)
     await second.wait(left=1)
-    assert await server.service.wait_idle(10)
+    assert await server.server.plane.wait_idle(10)
     assert num_asked(api) == num_asked(second_api) == 1

@@ -8,10 +8,8 @@ import pytest
 
 from sluice.engine.types import TokenEvent
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.streams.copies import Recorded
 from sluice.gateway.streams.kept import KeptStream, Pieces, Tokens
-from sluice.gateway.streams.script import PREFIX
-from sluice.gateway.streams.shared import SharedStreams
+from sluice.gateway.streams.shared import Recorded, SharedStreams
 from sluice.gateway.streams.store import StreamLimits, StreamStore
 from tests.gateway.streams.test_store import HEAD, origin_of, read
 from tests.serving.caching.parts import RedisServer
@@ -47,7 +45,7 @@ class Gateway:
         """End without a word, and let the lease run out."""
         for task in self.shared._tasks:
             task.cancel()
-        await self.shared.client.delete(f"{PREFIX}gateway:{self.shared.name}")
+        await self.shared.logs.leave()
         await self.close()
 
     async def close(self) -> None:

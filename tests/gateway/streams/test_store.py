@@ -7,8 +7,8 @@ import pytest
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.streams.kept import End, Head, KeptStream, Origin, Pieces
-from sluice.gateway.streams.log import PIECE_OVERHEAD_BYTES, EventLog
 from sluice.gateway.streams.store import IdempotencyKey, StreamLimits, StreamStore, make_stream_id
+from sluice.state.log import PIECE_OVERHEAD_BYTES, EventLog
 from tests.waiting import until
 
 HEAD = Head(200, [(b"content-type", b"text/event-stream")])

@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from sluice.engine.client.counters import NO_STATS
+from sluice.engine.client.supervision import RecoveryCounts
 from sluice.engine.loop.recorder import Step, WorkRecorder
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import EngineInfo, FinishReason
@@ -47,8 +48,7 @@ INFO = EngineInfo(
 class Engine:
     """What the collector reads of an engine."""
 
-    num_restarts = num_resumed = num_poisoned = 0
-    recovery_seconds_total = last_recovery_s = 0.0
+    recoveries = RecoveryCounts()
 
     def __init__(self, stats: EngineStats) -> None:
         self.stats = stats

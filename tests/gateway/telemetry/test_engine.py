@@ -7,6 +7,7 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from sluice.engine.client.supervision import RecoveryCounts
 from sluice.engine.statistics import EngineStats
 from sluice.gateway.telemetry.engine import EngineCollector
 from sluice.serving.repository.repository import ModelRepository
@@ -69,7 +70,7 @@ EXPECTED = {
 
 def scraped(live: LiveServer) -> dict[str, float]:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineCollector(live.service))
+    registry.register(EngineCollector(live.server.plane))
     families = text_string_to_metric_families(generate_latest(registry).decode())
     return {
         sample.name: sample.value for family in families for sample in family.samples if "part" not in sample.labels
@@ -79,12 +80,8 @@ def scraped(live: LiveServer) -> dict[str, float]:
 def test_each_number_goes_by_its_own_name(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = live.engine
     monkeypatch.setattr(engine, "stats", STATS)
-    monkeypatch.setattr(engine, "num_restarts", 31)
-    monkeypatch.setattr(engine, "recovery_seconds_total", 32.5)
-    monkeypatch.setattr(engine, "last_recovery_s", 33.5)
+    monkeypatch.setattr(engine, "recoveries", RecoveryCounts(31, 32.5, 33.5, 34, 35))
     monkeypatch.setattr(ModelRepository, "num_failed_loads", {"broken": 36})
-    monkeypatch.setattr(engine, "num_resumed", 34)
-    monkeypatch.setattr(engine, "num_poisoned", 35)
     limits = {"max_num_seqs": 38, "max_num_batched_tokens": 39, "max_model_len": 40, "num_blocks": 41}
     monkeypatch.setattr(engine, "_info", structs.replace(engine.info, load_seconds=37.5, **limits))
     found = scraped(live)
@@ -95,7 +92,7 @@ def test_what_the_engine_is(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -
     said = structs.replace(live.engine.info, runtime="tensorrt_llm", runtime_version="1.2.1", quantization="fp8")
     monkeypatch.setattr(live.engine, "_info", said)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineCollector(live.service))
+    registry.register(EngineCollector(live.server.plane))
     labels = {
         "model": "rill",
         "version": "1",

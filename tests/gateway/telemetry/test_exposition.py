@@ -9,9 +9,9 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice.gateway.telemetry.buckets import BucketFamily, BucketTally, ValueFamily
-from sluice.gateway.telemetry.exemplars import TraceSpan
+from sluice.gateway.telemetry.buckets import BucketFamily, ValueFamily
 from sluice.gateway.telemetry.exposition import choose_writer
+from sluice.record.histogram import Histogram
 
 ODD = 'a "name"\\of\nlines, 100 % {odd}'
 FORMATS = ("", "application/openmetrics-text;version=1.0.0,text/plain;q=0.5", "text/plain;version=1.0.0")
@@ -21,15 +21,15 @@ class Families:
     """Families of every kind that the page has, with odd labels and values."""
 
     def collect(self) -> list[Metric]:
-        tally = BucketTally((0.5, 1, 2.5))
+        tally = Histogram((0.5, 1, 2.5))
         for value in (0.25, 0.5, 2.0, 99.0):
-            tally.observe(value)
-        tally.observe_traced(0.75, TraceSpan("ab" * 16, "cd" * 8), 1234.5)
+            tally.add(value)
+        tally.add_traced(0.75, {"trace_id": "ab" * 16, "span_id": "cd" * 8}, 1234.5)
         buckets = BucketFamily("sluice_times_seconds", "Times.\nIn seconds.", tally.bounds, ("model",))
-        buckets.add_tally((ODD,), tally)
-        buckets.add_tally(("plain",), tally)
+        buckets.add((ODD,), tally)
+        buckets.add(("plain",), tally)
         bare = BucketFamily("sluice_bare", "Without labels.", tally.bounds, ())
-        bare.add_tally((), tally)
+        bare.add((), tally)
         counts = ValueFamily("sluice_counts", "Counts.", "counter", ("model", "kind"))
         counts.add((ODD, "prompt"), 3.0)
         counts.add(("plain", "prompt"), 1e21)

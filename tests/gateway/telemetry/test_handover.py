@@ -1,9 +1,8 @@
 """The numbers of prompts that are handed over as a scraper reads them."""
 
 from sluice.engine.fleet.choosing import ReplicaChooser
-from sluice.engine.fleet.handover import HandoverOutcome, PromptHandover
+from sluice.engine.fleet.handover import HandoverOutcome, PromptHandover, SplitReason
 from sluice.engine.fleet.router import DEFAULT_ROUTING
-from sluice.engine.fleet.splitting import SplitReason
 from sluice.engine.statistics import HandoverStats
 from sluice.gateway.telemetry.handover import collect_handovers, collect_splits
 
@@ -33,8 +32,8 @@ class _PrefillHandover(PromptHandover):
 
 def test_decisions_and_outcomes_of_fleets_with_prefill_replicas_are_counted() -> None:
     fleet, plain = (
-        _PrefillHandover([], ReplicaChooser(DEFAULT_ROUTING)),
-        PromptHandover([], ReplicaChooser(DEFAULT_ROUTING)),
+        _PrefillHandover(ReplicaChooser([], DEFAULT_ROUTING)),
+        PromptHandover(ReplicaChooser([], DEFAULT_ROUTING)),
     )
     fleet.decisions[SplitReason.SHORT] += 3
     fleet.outcomes[HandoverOutcome.LATE] += 2

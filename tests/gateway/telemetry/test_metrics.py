@@ -7,11 +7,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.options.goodput import parse_targets
-from sluice.gateway.telemetry.buckets import BucketFamily, BucketTally
-from sluice.gateway.telemetry.exemplars import current_span, sampled_span
+from sluice.gateway.telemetry.buckets import BucketFamily
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.gateway.telemetry.tallies import ITL_BUCKETS_S
 from sluice.pipelines.text.types import TextEvent
+from sluice.record.histogram import Histogram
+from sluice.record.spans import parse_traceparent, remote_parent
 from tests.clock import ManualClock
 
 SAMPLED = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
@@ -88,9 +89,9 @@ def test_a_client_that_left_counts_as_cancelled(metrics: GatewayMetrics) -> None
 
 @pytest.mark.parametrize("seconds", [0.0, *ITL_BUCKETS_S, 99.0])
 def test_a_gap_on_a_bound_belongs_to_it(seconds: float) -> None:
-    tally, family = BucketTally(ITL_BUCKETS_S), BucketFamily("gaps", "Gaps.", ITL_BUCKETS_S, ())
-    tally.observe(seconds)
-    family.add_tally((), tally)
+    counted, family = Histogram(ITL_BUCKETS_S), BucketFamily("gaps", "Gaps.", ITL_BUCKETS_S, ())
+    counted.add(seconds)
+    family.add((), counted)
     buckets = {sample.labels["le"]: sample.value for sample in family.samples if sample.name == "gaps_bucket"}
     expected = {str(bound): float(seconds <= bound) for bound in ITL_BUCKETS_S} | {"+Inf": 1.0}
     assert buckets == expected
@@ -232,21 +233,14 @@ async def test_models_and_adapters_beyond_many_have_no_name(
 
 
 @pytest.mark.parametrize(
-    ("traceparent", "trace_id"),
-    [
-        (SAMPLED, "ab" * 16),
-        (SAMPLED[:-2] + "00", ""),
-        (SAMPLED.replace("00-", "ff-", 1), ""),
-        ("00-" + "0" * 32 + "-" + "cd" * 8 + "-01", ""),
-        ("nonsense", ""),
-    ],
+    ("traceparent", "trace_id"), [(SAMPLED, "ab" * 16), (SAMPLED[:-2] + "00", ""), ("nonsense", "")]
 )
 def test_exemplars_name_sampled_traces(
     metrics: GatewayMetrics, clock: ManualClock[float], traceparent: str, trace_id: str
 ) -> None:
-    before = current_span.set(sampled_span(traceparent))
+    before = remote_parent.set(parse_traceparent(traceparent))
     answer(metrics, clock, 0.01, ttft_s=0.03)
-    current_span.reset(before)
+    remote_parent.reset(before)
     families = openmetrics.text_string_to_metric_families(openmetrics_latest(metrics.registry).decode())  # type: ignore[no-untyped-call]
     [ttft] = [family for family in families if family.name == "sluice_time_to_first_token_seconds"]
     exemplars = {sample.labels["le"]: sample.exemplar for sample in ttft.samples if sample.exemplar}

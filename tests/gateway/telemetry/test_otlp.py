@@ -15,10 +15,10 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as
 
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.telemetry.exemplars import TraceSpan, current_span
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.gateway.telemetry.otlp import OtlpPush, open_exporter
 from sluice.pipelines.text.types import TextEvent
+from sluice.record.spans import RemoteParent, remote_parent
 from tests.waiting import PATIENCE_S
 
 TRACE_ID, SPAN_ID = "ab" * 16, "cd" * 8
@@ -78,12 +78,12 @@ class Clock:
 def counted() -> GatewayMetrics:
     """Return metrics of an answered chat, which was traced, and of a failed completion."""
     metrics = GatewayMetrics(Clock())
-    before = current_span.set(TraceSpan(TRACE_ID, SPAN_ID))
+    before = remote_parent.set(RemoteParent(int(TRACE_ID, 16), int(SPAN_ID, 16), is_sampled=True))
     record = metrics.open_request("rill", "openai_chat")
     record.observe(TextEvent("x", 1, 7, 1))
     record.observe(TextEvent("y", 2, 7, 3, FinishReason.STOP))
     record.close()
-    current_span.reset(before)
+    remote_parent.reset(before)
     record = metrics.open_request("rill", "openai_completions")
     record.fail(SluiceError(ErrorCode.OVERLOADED, "full"))
     record.close()

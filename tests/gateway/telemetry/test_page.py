@@ -10,7 +10,6 @@ from sluice.gateway.options.telemetry import MetricsSettings
 from sluice.gateway.telemetry.alias_table import TABLE
 from sluice.gateway.telemetry.aliases import AliasedRegistry
 from sluice.gateway.telemetry.custom import CustomMetricRegistry
-from sluice.gateway.telemetry.exemplars import TraceSpan
 from sluice.gateway.telemetry.exposition import write_openmetrics, write_text
 from sluice.gateway.telemetry.machine import GpuSample
 from sluice.gateway.telemetry.metrics import GatewayMetrics
@@ -143,7 +142,7 @@ def whole_registry(*, has_exemplars: bool = True) -> CollectorRegistry:
     record.close()
     if has_exemplars:
         [tally] = metrics.tallies.values()
-        tally.request_duration.observe_traced(0.02, TraceSpan("ab" * 16, "cd" * 8), 101.0)
+        tally.request_duration.add_traced(0.02, {"trace_id": "ab" * 16, "span_id": "cd" * 8}, 101.0)
     gpus = [GpuSample("GPU-1", 0.5, 2, 1, 1.0, 2.0, 3.0)]
     metrics.registry.register(InferenceCollector(lambda: [model], EVERYTHING, REMOTE, lambda: gpus))
     custom = CustomMetricRegistry(is_reserved_name)

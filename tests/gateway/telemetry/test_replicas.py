@@ -37,7 +37,7 @@ def fleet() -> FleetClient:
 
 def test_each_replica_has_its_values(fleet: FleetClient) -> None:
     registry = CollectorRegistry(auto_describe=False)
-    models = [model_of(fleet), model_of(object(), "alone")]
+    models = [model_of(fleet), model_of(SimpleNamespace(replicas=(), handover=None), "alone")]
     pressure = SimpleNamespace(of=lambda name, engine: {"m": 0.5, "alone": 1.5}[name])
     registry.register(ReplicaCollector(lambda: models, cast(ScalePressure, pressure)))
     registry.register(RoutingCollector(lambda: models))

@@ -50,7 +50,7 @@ LABEL = {
 
 def page(live: LiveServer) -> str:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(TrtLlmCollector(live.service.repository.models))
+    registry.register(TrtLlmCollector(live.server.plane.repository.models))
     return generate_latest(registry).decode()
 
 

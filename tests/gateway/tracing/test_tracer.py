@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from sluice.gateway.tracing.tracer import Tracer, finish_root
-from sluice.spans import (
+from sluice.record.spans import (
     MAX_SPANS,
     Recording,
     RemoteParent,
@@ -13,6 +13,7 @@ from sluice.spans import (
     current_span,
     format_traceparent,
     parse_traceparent,
+    remote_parent,
     span,
 )
 
@@ -37,6 +38,7 @@ class Sink:
 def _nothing_recorded() -> Iterator[None]:
     yield
     current_span.set(None)
+    remote_parent.set(None)
 
 
 def test_a_traceparent_is_read_and_written() -> None:
@@ -70,7 +72,7 @@ def end(root: Span | None) -> None:
 def test_a_rate_decides_alike_for_one_trace_and_keeps_about_its_share() -> None:
     sink = Sink()
     tracer = Tracer(sink=sink, sample_rate=0.25)
-    roots = [tracer.open("r", "id", {}, None) for _ in range(2000)]
+    roots = [tracer.open("r", "id", {}) for _ in range(2000)]
     kept = [each for each in roots if each is not None]
     assert 350 < len(kept) < 650
     assert all(each.recording.trace_id & (2**64 - 1) < 2**62 for each in kept)
@@ -81,17 +83,19 @@ def test_a_rate_decides_alike_for_one_trace_and_keeps_about_its_share() -> None:
 
 def test_a_parent_decides_whatever_the_rate() -> None:
     sampled, unsampled = RemoteParent(TRACE, PARENT, True), RemoteParent(TRACE, PARENT, False)
-    root = Tracer(sink=Sink(), sample_rate=0.0).open("r", "id", {}, sampled)
+    remote_parent.set(sampled)
+    root = Tracer(sink=Sink(), sample_rate=0.0).open("r", "id", {})
     assert root is not None
     assert root.recording.trace_id == TRACE
     assert root.traceparent == format_traceparent(TRACE, root.span_id, is_sampled=True)
-    assert Tracer(sink=Sink(), sample_rate=1.0).open("r", "id", {}, unsampled) is None
+    remote_parent.set(unsampled)
+    assert Tracer(sink=Sink(), sample_rate=1.0).open("r", "id", {}) is None
 
 
 def test_slow_requests_are_kept_beside_the_sampled_ones() -> None:
     sink = Sink()
     tracer = Tracer(sink=sink, sample_rate=0.0, slow_s=1.0)
-    quick, slow = tracer.open("quick", "1", {}, None), tracer.open("slow", "2", {}, None)
+    quick, slow = tracer.open("quick", "1", {}), tracer.open("slow", "2", {})
     assert quick is not None
     assert slow is not None
     assert slow.traceparent.endswith("-00")
@@ -103,14 +107,14 @@ def test_slow_requests_are_kept_beside_the_sampled_ones() -> None:
 def test_nothing_is_recorded_where_nobody_wants_it() -> None:
     tracer = Tracer()
     assert not tracer.is_active
-    assert tracer.open("r", "id", {}, None) is None
+    assert tracer.open("r", "id", {}) is None
     with span("work") as noted:
         assert noted is None
 
 
 def test_a_recording_is_complete_when_its_last_span_has_ended() -> None:
     sink = Sink()
-    root = Tracer(sink=sink).open("r", "id", {}, None)
+    root = Tracer(sink=sink).open("r", "id", {})
     assert root is not None
     later = root.child("later")
     root.end()
@@ -121,7 +125,7 @@ def test_a_recording_is_complete_when_its_last_span_has_ended() -> None:
 
 
 def test_spans_nest_as_their_contexts_do_and_note_errors() -> None:
-    root = Tracer(sink=Sink()).open("r", "id", {}, None)
+    root = Tracer(sink=Sink()).open("r", "id", {})
     with pytest.raises(ValueError, match="no"), span("outer"), span("inner"):
         raise ValueError("no")
     assert root is not None
@@ -134,7 +138,7 @@ def test_spans_nest_as_their_contexts_do_and_note_errors() -> None:
 
 def test_a_recording_is_bounded() -> None:
     sink = Sink()
-    root = Tracer(sink=sink).open("r", "id", {}, None)
+    root = Tracer(sink=sink).open("r", "id", {})
     assert root is not None
     for _ in range(MAX_SPANS + 9):
         root.child("one").end()

@@ -5,14 +5,15 @@ import secrets
 from pathlib import Path
 
 from sluice.gateway.options.config import read_config
-from sluice.gateway.tracing.tracer import remote_parent
 from sluice.gateway.v2.trace import TraceSettings, following
 from sluice.gateway.v2.trace_spans import TracesAsSpans
 from sluice.gateway.v2.trace_steps import find_steps
 from sluice.gateway.v2.trace_values import TraceSetting
+from sluice.record.spans import Recording, RemoteParent, Span, current_span, format_traceparent, remote_parent
 from sluice.serving.request import InferRequest
-from sluice.spans import Recording, RemoteParent, Span, current_span
+from tests.gateway.grpc.parts import EchoModel, infer_request, serving
 from tests.gateway.tracing.test_tracer import Sink
+from tests.gateway.v2.small_service import SmallService
 from tests.otlp_receiver import running_receiver
 from tests.server_process import StartServer
 from tests.serving.backends.ensemble.parts import (
@@ -91,6 +92,16 @@ async def test_a_request_with_a_context_is_traced_whatever_the_rate() -> None:
     assert (recording.trace_id, recording.parent) == (PARENT.trace_id, PARENT)
 
 
+async def test_a_plain_call_of_grpc_brings_its_context() -> None:
+    sink = Sink()
+    header = format_traceparent(PARENT.trace_id, PARENT.span_id, is_sampled=True)
+    async with serving(SmallService(EchoModel(), trace=settings(sink, rate=0))) as running:
+        await running.stub.ModelInfer(infer_request("echo", 1))
+        await running.stub.ModelInfer(infer_request("echo", 1), metadata=(("traceparent", header),))
+        await running.stub.ModelInfer(infer_request("echo", 1))
+    assert [each.parent for each in sink.kept] == [PARENT]
+
+
 async def submit_nested(own: TraceSettings) -> None:
     """Run a traced ensemble `whole` of `one` and of the ensemble `inner`, which has `two`."""
     models = Models(
@@ -162,7 +173,7 @@ async def test_a_step_with_instances_has_its_computation() -> None:
     recording.root.child("infer another", {"sluice.model": "another", "sluice.model_version": 1})
     [found] = find_steps(job, 7, lambda: 8)
     assert found[:4] == (8, 7, "one", 3)
-    assert found.times == [
+    assert [event[:2] for event in found.events] == [
         ("REQUEST_START", 200),
         ("QUEUE_START", 200),
         ("COMPUTE_START", 300),

@@ -3,19 +3,22 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.calls import CallLog
+from sluice.gateway.health import ServerHealth
+from sluice.gateway.models import ModelFinder
 from sluice.gateway.tracing.tracer import Tracer
 from sluice.gateway.v2.log_settings import LogSettings
-from sluice.gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
+from sluice.gateway.v2.server import V2Server
 from sluice.gateway.v2.shared_memory import SharedMemoryRegistry
 from sluice.gateway.v2.trace import TraceSettings
 from sluice.serving.backend import LoadOverrides
 from sluice.serving.model import Model
 from sluice.serving.repository.managed_model import IndexEntry, ModelState
 from sluice.serving.repository.routing import Routing
-from sluice.serving.request import LATEST, InferRequest
+from sluice.serving.request import LATEST
 
 UNSERVED = (IndexEntry("broken", 1, ModelState.UNAVAILABLE, "it is broken"), IndexEntry("on_demand"))
 """Models of the index that are not loaded."""
@@ -23,6 +26,8 @@ UNSERVED = (IndexEntry("broken", 1, ModelState.UNAVAILABLE, "it is broken"), Ind
 
 class SmallRepository:
     """Loaded models, and a record of the calls that change them. A load of `nope` fails."""
+
+    problem = ""
 
     def __init__(self, models: Iterable[Model] = ()) -> None:
         self.loaded = list(models)
@@ -40,6 +45,17 @@ class SmallRepository:
         if not found:
             raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
         return sorted(found, key=lambda model: model.version)
+
+    def find(self, name: str, version: int = LATEST) -> Model:
+        models = self.versions(name)
+        found = models[-1:] if version == LATEST else [model for model in models if model.version == version]
+        if not found:
+            text = f"Request for unknown model: '{name}' version {version} is not found"
+            raise SluiceError(ErrorCode.NOT_FOUND, text)
+        return found[0]
+
+    def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
+        return self.find(name, version)
 
     def routing(self, name: str) -> Routing:
         return Routing(None, {model.version: 1.0 for model in self.versions(name)[-1:]}, is_set=False)
@@ -75,6 +91,9 @@ class SmallAdapters:
     def index(self) -> list[IndexEntry]:
         return []
 
+    def base_of(self, name: str) -> str | None:
+        return None
+
     def is_known(self, name: str) -> bool:
         return name in ("polite", "llama:polite")
 
@@ -87,46 +106,21 @@ class SmallAdapters:
         return name
 
 
-class SmallService:
-    """A service over `models`, which a test declares live and ready."""
+class SmallService(V2Server):
+    """A server over `models`, live and ready."""
+
+    repository: Any
 
     def __init__(self, *models: Model, trace: TraceSettings | None = None) -> None:
         self.calls = CallLog()
-        self.identity = ServerIdentity("triton", PROTOCOL_VERSION)
+        self.name = "triton"
         self.repository = SmallRepository(models)
-        self.adapters = SmallAdapters(self.repository)
+        self.health = ServerHealth(self.repository, 1.0)
+        self.health.begin_serving()
+        self.models = ModelFinder(self.repository, self.health)
+        self.adapters: Any = SmallAdapters(self.repository)
         self.shared_memory = SharedMemoryRegistry(is_allowed=True)
         self.trace = trace or TraceSettings()
         self.tracer = Tracer()
         self.log_settings = LogSettings(logging.Logger("small", logging.INFO))
         self.takes_model_files = True
-        self.live = self.ready = True
-
-    def find(self, name: str, version: int = LATEST) -> Model:
-        models = self.repository.versions(name)
-        found = models[-1:] if version == LATEST else [model for model in models if model.version == version]
-        if not found:
-            text = f"Request for unknown model: '{name}' version {version} is not found"
-            raise SluiceError(ErrorCode.NOT_FOUND, text)
-        return found[0]
-
-    def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
-        return self.find(name, version)
-
-    def route_sequence(self, model: Model, request: InferRequest, version: int, key: str = "") -> Model:
-        return model
-
-    def has_weights(self, name: str) -> bool:
-        return False
-
-    def is_live(self) -> bool:
-        return self.live
-
-    def is_ready(self) -> bool:
-        return self.ready
-
-    def is_model_ready(self, name: str, version: int) -> bool:
-        try:
-            return self.find(name, version).is_ready
-        except SluiceError:
-            return False

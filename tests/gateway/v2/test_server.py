@@ -6,7 +6,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from sluice.errors import ErrorCode
-from sluice.gateway.v2.server import ServerIdentity, parse_version, server_metadata, statistics
+from sluice.gateway.v2.server import parse_version, server_metadata, statistics
 from sluice.serving.request import LATEST, InferRequest
 from sluice.serving.tensors.tensor import Tensor
 from tests.errors import error_of
@@ -19,7 +19,7 @@ def test_the_server_as_triton_describes_itself() -> None:
         '"model_repository(unload_dependents)","schedule_policy","model_configuration","system_shared_memory",'
         '"cuda_shared_memory","binary_tensor_data","parameters","statistics","trace","logging"]}'
     )
-    assert json.dumps(server_metadata(ServerIdentity("triton", "2.71.0")), separators=(",", ":")) == expected
+    assert json.dumps(server_metadata("triton"), separators=(",", ":")) == expected
 
 
 async def test_statistics_before_any_request_and_after_one() -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -14,14 +16,17 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from starlette.types import Message, Receive, Scope, Send
 
 from sluice.gateway.access.identity import QuotaLimits
+from sluice.gateway.http.access import count_writer
+from sluice.gateway.http.sse import EventStreamResponse, push_all
 from sluice.gateway.listeners import ListenError, listen, listen_together, listener_url
 from sluice.gateway.quotas.account import Charge, Hold, Refusal, make_party
 from sluice.gateway.quotas.store import MemoryQuotas
-from sluice.gateway.telemetry.exemplars import TraceSpan
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.gateway.workers import dispatch
+from sluice.gateway.workers.answering import ForwardedServer
 from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
 from sluice.gateway.workers.dispatch import Dispatch
+from sluice.gateway.workers.forwarding import HostApplication
 from sluice.gateway.workers.messages import Counts, Decision, OfRequest, Piece, Reserve, Settle
 from sluice.gateway.workers.quotas import HostQuotas, QuotaDesk
 from sluice.gateway.workers.slot import Slot, WorkerMaker
@@ -188,6 +193,38 @@ async def _ignore_request(scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError("nobody knows the model")
 
 
+# --- what the host answers ---
+
+
+async def test_the_host_s_event_streams_are_whole_and_counted(tmp_path: Path) -> None:
+    frames, counted, sent = [b"data: %d\n\n" % number for number in range(200)], list[bytes](), list[Message]()
+
+    async def generate() -> AsyncGenerator[bytes, None]:
+        for each in frames:
+            yield each
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        count_writer(counted.append, scope["extensions"])
+        await EventStreamResponse(partial(push_all, generate()), lambda error: b"")(scope, receive, send)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        if sent:
+            await asyncio.Event().wait()  # the client stays
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    host, worker = ForwardedServer(app, tmp_path / "host"), HostApplication(str(tmp_path / "host"))
+    await host.start()
+    scope = {**Client().scope, "raw_path": b"/", "query_string": b"", "http_version": "1.1"}
+    await worker(scope, receive, send)
+    worker.close()
+    await host.stop(1.0)
+    assert b"".join(each.get("body", b"") for each in sent) == b"".join(frames)
+    assert b"".join(counted) == b"".join(frames[1:])  # the first one comes with the answer's head, as a message
+
+
 # --- metrics ---
 
 
@@ -237,7 +274,7 @@ def test_the_latest_exemplar_of_several_processes_stays() -> None:
         metrics = GatewayMetrics()
         metrics.open_request("rill", "v2").close()
         [tally] = metrics.tallies.values()
-        tally.request_duration.observe_traced(0.02, TraceSpan(f"{number}" * 32, "ab" * 8), 100.0 + age)
+        tally.request_duration.add_traced(0.02, {"trace_id": f"{number}" * 32, "span_id": "ab" * 8}, 100.0 + age)
         registries.append(metrics.registry)
     for number, registry in enumerate(registries[1:]):
         packed = msgspec.msgpack.encode(read_counts(registry, 0))

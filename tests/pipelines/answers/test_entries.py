@@ -19,7 +19,7 @@ from sluice.pipelines.answers.entries import (
     text_key,
     vectors_key,
 )
-from sluice.pipelines.rag.encoder import Embeddings
+from sluice.pipelines.encoding.encoder import Embeddings
 from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
@@ -60,7 +60,6 @@ CHANGED: dict[str, Any] = {
 }
 UNCHANGED: dict[str, Any] = {
     "request_id": "second",
-    "max_tokens_name": "max_completion_tokens",
     "priority": 3,
     "tenant": "x",
     "timeout_s": 1.0,

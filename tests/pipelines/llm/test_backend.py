@@ -10,7 +10,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from sluice.serving.spec import ModelSource
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.pipelines.llm.calls import Record, ask, outputs, request, responses
 from tests.pipelines.llm.conftest import SEED_CONFIGS
+from tests.pulled import collected
 from tests.serving.config.parts import parse_config, read_config
 from tests.waiting import PATIENCE_S, until
 
@@ -90,8 +91,7 @@ async def direct(model: LlmModel, prompt: str, max_tokens: int) -> str:
     """Return the text that the OpenAI routes would get."""
     sampling = SamplingOverrides(max_tokens=max_tokens, temperature=0.0)
     sent = TextRequest(request_id="direct", prompt=prompt, sampling=sampling)
-    async with aclosing(model.text.generate(sent)) as events:
-        return "".join([event.text async for event in events])
+    return "".join([event.text for event in await collected(model.text.generate, sent)])
 
 
 class TestConfiguration:

@@ -20,6 +20,7 @@ from sluice.serving.request import InferResponse
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.calls import Record, ask, request, responses
 from tests.pipelines.llm.stepped_runner import SteppedRunner
+from tests.pulled import pulled
 from tests.waiting import PATIENCE_S, until
 
 LONG = {"text_input": "hello", "max_tokens": 400, "ignore_eos": True}
@@ -191,7 +192,7 @@ async def test_unloading_lets_it_end(model: LlmModel) -> None:
 async def test_unloading_waits_for_requests_of_the_openai_routes(model: LlmModel, runner: SteppedRunner) -> None:
     sampling = SamplingOverrides(max_tokens=4, temperature=0.0)
     sent = TextRequest(request_id="direct", prompt=[1, 2, 3], sampling=sampling)
-    async with aclosing(model.text.generate(sent)) as events:
+    async with aclosing(pulled(model.text.generate, sent)) as events:
         tokens = (await anext(events)).num_tokens
         unloading = asyncio.ensure_future(model.unload(timeout_s=30))
         assert not model.is_idle

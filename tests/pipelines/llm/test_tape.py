@@ -5,9 +5,12 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
+from sluice.engine.client.stream import Consumer
 from sluice.engine.types import EventDetail, FinishReason, TokenEvent
 from sluice.pipelines.llm.tape import Tape, TapedGeneration, TextTape
+from sluice.pipelines.text.consumers import Called, give
 from tests.waiting import PATIENCE_S
 
 LENGTHS = (5, 9, 3)
@@ -20,17 +23,19 @@ class Engine:
         self._next = len(resumed)
         self._length = length
         self._size = size
-        self.was_cancelled = False
+        self._is_stopped = False
 
-    async def __anext__(self) -> TokenEvent:
-        await asyncio.sleep(0)
-        ids = list(range(self._next, min(self._next + self._size, self._length)))
-        self._next += len(ids)
-        end = FinishReason.LENGTH if self._next == self._length else None
-        return TokenEvent(1, ids, end, EventDetail(num_cached_tokens=self._next))
+    async def pass_to(self, consumer: Consumer[TokenEvent]) -> None:
+        for first in range(self._next, self._length, self._size):
+            await asyncio.sleep(0)
+            if self._is_stopped:
+                return
+            ids = list(range(first, min(first + self._size, self._length)))
+            end = FinishReason.LENGTH if ids[-1] + 1 == self._length else None
+            await give(consumer, TokenEvent(1, ids, end, EventDetail(num_cached_tokens=ids[-1] + 1)))
 
-    def cancel(self) -> None:
-        self.was_cancelled = True
+    def stop(self) -> None:
+        self._is_stopped = True
 
 
 async def run(tape: Tape, shown: list[tuple[int, TokenEvent]], most: int | None = None) -> None:
@@ -40,15 +45,18 @@ async def run(tape: Tape, shown: list[tuple[int, TokenEvent]], most: int | None 
         text = TextTape(tape)
 
         @contextmanager
-        def start(resumed: Sequence[int]) -> Iterator[Engine]:
+        def start(resumed: Sequence[int]) -> Iterator[Any]:
             yield Engine(resumed, LENGTHS[number], random.Random(len(resumed) + number).randint(1, 3))
 
-        with TapedGeneration(text, start) as generation:
-            async for event in generation:
-                if most is not None and len(shown) == most:
-                    return
+        generation = TapedGeneration(text, start)
+
+        def show(event: TokenEvent) -> None:
+            if most is not None and len(shown) == most:
+                generation.stop()
+            else:
                 shown.append((number, event))
-                await asyncio.sleep(0)
+
+        await generation.pass_to(Called(show))
 
     await asyncio.gather(*(run_text(number) for number in range(len(LENGTHS))))
 

@@ -38,6 +38,7 @@ from sluice.pipelines.text.types import (
 )
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
+from tests.pulled import collected, pulled
 
 INFO = EngineInfo(
     runtime="scripted",
@@ -105,13 +106,12 @@ def request(prompt: Prompt, stop: tuple[str, ...] = (), **sampling: object) -> T
 
 
 async def collect(model: LlmText, sent: TextRequest) -> list[TextEvent]:
-    async with aclosing(model.generate(sent)) as events:
-        return [event async for event in events]
+    return await collected(model.generate, sent)
 
 
 async def refusal(model: LlmText, sent: TextRequest) -> SluiceError:
     with pytest.raises(SluiceError) as caught:
-        await anext(model.generate(sent))
+        await collect(model, sent)
     return caught.value
 
 
@@ -140,7 +140,7 @@ async def test_max_tokens_is_what_context_and_cache_leave(
     await submit(model, engine, request([1, 2, 3]))
     assert engine.sampling.max_tokens == most
     with pytest.raises(SluiceError):
-        await anext(model.generate(request([1, 2, 3], max_tokens=most + 1)))
+        await collect(model, request([1, 2, 3], max_tokens=most + 1))
 
 
 async def test_the_tokenizers_end_of_sequence_ends_too(rill: Tokenizer) -> None:
@@ -219,7 +219,7 @@ async def test_the_stop_reason_is_a_token_only_where_the_request_named_it(
 async def test_a_stop_string_cancels_before_its_event_is_read(
     model: LlmText, engine: ScriptedEngine, rill: Tokenizer
 ) -> None:
-    events = model.generate(request([1], stop=("c",)))
+    events = pulled(model.generate, request([1], stop=("c",)))
     first = asyncio.ensure_future(anext(events))
     await engine.submitted.wait()
     engine.say(await rill.encode_text("abcde"))
@@ -231,7 +231,7 @@ async def test_a_stop_string_cancels_before_its_event_is_read(
 
 
 async def test_closing_cancels(model: LlmText, engine: ScriptedEngine) -> None:
-    async with aclosing(model.generate(request([1]))) as events:
+    async with aclosing(pulled(model.generate, request([1]))) as events:
         first = asyncio.ensure_future(anext(events))
         await engine.submitted.wait()
         engine.say([70])
@@ -250,7 +250,7 @@ async def test_a_reader_that_is_cancelled_while_waiting_cancels(model: LlmText, 
 
 
 async def test_a_failure_under_way_comes_after_the_text_before_it(model: LlmText, engine: ScriptedEngine) -> None:
-    events = model.generate(request([1]))
+    events = pulled(model.generate, request([1]))
     first = asyncio.ensure_future(anext(events))
     await engine.submitted.wait()
     engine.say([70])

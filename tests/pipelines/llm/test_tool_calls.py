@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, MARKERS, THINKING, write_chat_folder
 from tests.pipelines.chat.samples import Answer
 from tests.pipelines.chat.test_readers import joined
+from tests.pulled import collected
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "set_light": {
@@ -108,10 +108,9 @@ async def answer(model: LlmText, request: TextRequest) -> tuple[Answer, FinishRe
     assert reader is not None
     parts: list[Part] = []
     text, reason = "", None
-    async with aclosing(model.generate(request)) as events:
-        async for event in events:
-            text, reason = text + event.text, event.finish_reason
-            parts += reader.read(event)
+    for event in await collected(model.generate, request):
+        text, reason = text + event.text, event.finish_reason
+        parts += reader.read(event)
     return joined(parts), reason, text
 
 
@@ -322,8 +321,7 @@ PATTERNS = {
 async def tagged(model: LlmText, tag: dict[str, Any], **fields: Any) -> tuple[str, FinishReason | None]:
     sampling = SamplingOverrides(**{"max_tokens": 400, **fields})
     request = TextRequest(request_id="r", prompt="x", sampling=sampling, structural_tag=json.dumps(tag))
-    async with aclosing(model.generate(request)) as events:
-        found = [event async for event in events]
+    found = await collected(model.generate, request)
     return "".join(event.text for event in found), found[-1].finish_reason
 
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.encoding import Vector, Vectors
+from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings, hash_text
 from sluice.pipelines.rag.retrieval.search import MAX_QUESTION_CHARS, SearchOptions, SearchQuery
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
-from sluice.pipelines.rag.types import CollectionSpec, DocumentFormat, RetrievalMode, Upload, Vector, Vectors
+from sluice.pipelines.rag.types import CollectionSpec, DocumentFormat, RetrievalMode, Upload
 from sluice.pipelines.text.citations import EncodingProgress
 from tests.recordings import recorded
 

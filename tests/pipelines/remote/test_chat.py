@@ -7,7 +7,7 @@ import pytest
 
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode
-from sluice.spans import parse_traceparent
+from sluice.record.spans import parse_traceparent
 from tests.pipelines.llm.calls import Record
 from tests.pipelines.remote.models import USER, Load, ask, refusal, stream
 from tests.pipelines.remote.remote_api import RemoteApi, chunk, replying, streaming, usage, whole

@@ -19,6 +19,7 @@ from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, stream
 from tests.pipelines.remote.models import request as request_to
 from tests.pipelines.remote.remote_api import Exchange, RemoteApi, chunk, usage
+from tests.pulled import collected
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, request, simple_config
 from tests.serving.backends.ensemble.parts import load as load_ensemble
 from tests.waiting import PATIENCE_S
@@ -132,8 +133,7 @@ async def test_it_is_a_chat_model(api: RemoteApi, load: Load) -> None:
         sampling=SamplingOverrides(max_tokens=5, temperature=0.5),
         stop=("x",),
     )
-    async with aclosing(chat.generate(sent)) as events:
-        found = [event async for event in events]
+    found = await collected(chat.generate, sent)
     assert "".join(event.text for event in found) == "one two"
     assert found[-1].finish_reason is FinishReason.LENGTH
     assert (found[-1].prompt_tokens, found[-1].completion_tokens, found[-1].cached_tokens) == (3, 2, 1)

@@ -15,6 +15,7 @@ from sluice.pipelines.text.types import (
 )
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.tensors.tensor import Array, Tensor
+from tests.pulled import collected
 from tests.serving.backends.ensemble.parts import HeldModel, config_of
 
 SOURCE = Source(id=1, document="guide", start=0, end=24, score=0.5, text="Tensors have a shape each")
@@ -80,4 +81,4 @@ def text_request(prompt: Prompt = "What is a tensor?", **fields: Any) -> TextReq
 
 
 async def events_of(model: HeldModel, request: TextRequest | None = None) -> list[TextEvent]:
-    return [event async for event in chat_of(model).generate(request or text_request())]
+    return await collected(chat_of(model).generate, request or text_request())

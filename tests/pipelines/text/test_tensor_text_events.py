@@ -28,6 +28,7 @@ from tests.pipelines.text.tensor_models import (
     text_request,
     texts,
 )
+from tests.pulled import pulled
 from tests.serving.backends.ensemble.parts import HeldModel
 
 
@@ -122,7 +123,7 @@ async def test_an_element_that_is_no_source_is_the_model_s_fault() -> None:
 
 async def test_an_error_is_raised_after_the_text_before_it() -> None:
     model = Told(config(), {"response": texts("a")}, ends=False)
-    async with aclosing(chat_of(model).generate(text_request())) as events:
+    async with aclosing(pulled(chat_of(model).generate, text_request())) as events:
         assert (await anext(events)).text == "a"
         model.jobs[0].respond(InferResponse(error=SluiceError(ErrorCode.UNAVAILABLE, "gone")))
         with pytest.raises(SluiceError, match="gone"):
@@ -131,7 +132,7 @@ async def test_an_error_is_raised_after_the_text_before_it() -> None:
 
 async def test_closing_cancels() -> None:
     model = Told(config(), {"response": texts("a")}, ends=False)
-    async with aclosing(chat_of(model).generate(text_request())) as events:
+    async with aclosing(pulled(chat_of(model).generate, text_request())) as events:
         await anext(events)
         assert model.num_in_flight == 1
     assert (model.num_cancelled, model.num_in_flight) == (1, 0)

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import sentencepiece
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, ByT5Tokenizer
 
+from sluice.errors import SluiceError
 from sluice.pipelines.text.tokenizer import Tokenizer
 from tests.pipelines.text.vocabularies import LINES, byte_level
 
@@ -66,6 +68,14 @@ async def test_text_goes_there_and_back_as_transformers_has_it(tmp_path: Path, m
         pieces = [detokenizer.feed([token_id]) for token_id in ids]
         expected = reference.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         assert "".join(pieces) + detokenizer.flush() == expected
+
+
+@pytest.mark.parametrize("library", ["sentencepiece", "tiktoken"])
+def test_a_library_that_is_missing_is_named(tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence_piece(tmp_path)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(SluiceError, match=rf"needs {library}, .* pip install 'sluice\[tokenizers\]'"):
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("step", [1, 2, 7])

@@ -35,14 +35,14 @@ async def test_a_new_engine_has_the_adapter_and_sleeps_as_the_lost_one(
         before = await tokens(client.submit(request(PROMPT, 8, adapter="poet")))
         digests = client.info.adapter_digests
         assert (before != echo(PROMPT, 8), [*digests]) == (True, ["poet"])
-        await client.sleeping.sleep(1, "wait")
+        await client.sleep(1, "wait")
         assert client.pid is not None
         psutil.Process(client.pid).kill()
         await until(lambda: client.is_restarting)
         late, plain = client.submit(request(PROMPT, 8, adapter="poet")), client.submit(request(PROMPT, 8))
         await until(lambda: not client.is_restarting and client.stats.num_waiting == 2)
-        assert client.sleeping.is_sleeping
-        await client.sleeping.wake_up()
+        assert client.is_sleeping
+        await client.wake_up()
         assert (await tokens(late), await tokens(plain)) == (before, echo(PROMPT, 8))
         assert client.info.adapter_digests == digests
 
@@ -63,13 +63,13 @@ async def test_an_older_version_sleeps_at_level_0_alone(oldest: StandIn) -> None
     async with oldest.client(enable_sleep_mode=True) as client:
         stream = client.submit(request(PROMPT, 50))
         with pytest.raises(SluiceError, match=r"TensorRT-LLM 1\.2\.1 can give no memory back.* 1\.4") as caught:
-            await client.sleeping.sleep(1, "abort")
-        assert (caught.value.code, client.sleeping.is_sleeping) == (ErrorCode.UNIMPLEMENTED, False)
-        await client.sleeping.sleep(0, "wait")
+            await client.sleep(1, "abort")
+        assert (caught.value.code, client.is_sleeping) == (ErrorCode.UNIMPLEMENTED, False)
+        await client.sleep(0, "wait")
         assert (await answer(stream)).reason is FinishReason.LENGTH
         late = client.submit(request(PROMPT, 8))
         await until(lambda: client.stats.num_waiting == 1)
-        await client.sleeping.wake_up()
+        await client.wake_up()
         assert await tokens(late) == echo(PROMPT, 8)
 
 

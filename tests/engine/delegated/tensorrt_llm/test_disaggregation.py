@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from sluice.engine.fleet.client import FleetClient
-from sluice.engine.fleet.handover import HandoverOutcome
+from sluice.engine.fleet.handover import HandoverOutcome, SplitReason
 from sluice.engine.fleet.local import make_engine
-from sluice.engine.fleet.splitting import SplitReason
 from tests.engine.delegated.tensorrt_llm.over_stand_in import StandIn, answer, echo, request, tokens
 from tests.waiting import PATIENCE_S, until
 
@@ -124,7 +123,7 @@ async def test_blocks_whose_server_is_lost_are_computed(stand_in: StandIn) -> No
         whole = await answer(second)
         assert (whole.token_ids, whole.num_cached) == (echo(PROMPTS[0], 20), 0)
         assert kinds(stand_in) == {"context_only": 1, "generation_only": 1}
-        assert client.replicas[1].engine.num_restarts == 0
+        assert client.replicas[1].engine.recoveries.num_restarts == 0
 
 
 async def test_blocks_that_are_gone_are_waited_for_and_computed(stand_in: StandIn) -> None:

@@ -266,7 +266,7 @@ async def test_an_error_response_hurts_nobody_else(pytorch: StandIn, capfd: pyte
         assert (await failure_of(client.submit(request([7, 4001, 8])))).code in (ErrorCode.INTERNAL, ErrorCode.INVALID)
         assert await asyncio.gather(*map(tokens, good)) == [echo([10 + i], 100) for i in range(3)]
         await until_idle(client)
-        assert client.num_restarts == 0
+        assert client.recoveries.num_restarts == 0
     log = capfd.readouterr().err
     assert "request r7 failed in TensorRT-LLM: a fault was asked for: token 4001 is in the prompt" in log
     assert "Traceback" not in log

@@ -39,7 +39,8 @@ async def test_streams_go_on_in_the_next_engine(stand_in: StandIn, version: str,
     async with stand_in.client(runtime_settings={"stall_timeout_s": stall_s}) as client:
         streams = [client.submit(request(prompt, 60)) for prompt in prompts]
         assert await asyncio.gather(*map(tokens, streams)) == [echo(prompt, 60) for prompt in prompts]
-        assert (client.num_restarts, client.num_resumed, client.num_poisoned) == (1, 8, 0)
+        found = client.recoveries
+        assert (found.num_restarts, found.num_resumed, found.num_poisoned) == (1, 8, 0)
         await until_idle(client)
 
 
@@ -57,7 +58,7 @@ async def test_a_rank_that_is_killed(
         assert old
         old[-1].kill()
         assert await tokens(stream) == echo([10, 3], 150)
-        assert client.num_restarts == 1
+        assert client.recoveries.num_restarts == 1
         assert not any(lives(each) for each in old)
     told = [line for line in capfd.readouterr().err.splitlines() if "CRITICAL" in line]
     assert len(told) == (0 if death == "exit" else 1)
@@ -72,7 +73,7 @@ async def test_a_long_prefill_alone_is_no_hang(monkeypatch: pytest.MonkeyPatch, 
     ) as client:
         prompt = list(range(100, 300))
         assert await tokens(client.submit(request(prompt, 1))) == echo(prompt, 1)
-        assert client.num_restarts == 0
+        assert client.recoveries.num_restarts == 0
 
 
 def lives(process: psutil.Process) -> bool:
@@ -99,7 +100,7 @@ async def test_an_engine_that_says_it_is_ill_is_replaced_while_idle(
     stand_in = StandIn(monkeypatch, tmp_path, "1.3.0")
     async with stand_in.client(tensor_parallel_size=2) as client:
         ranks(client)[-1].kill()
-        await until(lambda: client.num_restarts == 1)
+        await until(lambda: client.recoveries.num_restarts == 1)
         assert await tokens(client.submit(request([4], 5))) == echo([4], 5)
 
 
@@ -110,7 +111,7 @@ async def test_a_request_that_hangs_the_engine_twice_is_not_tried_again(
     async with stand_in.client(runtime_settings={"stall_timeout_s": "0.6"}) as client:
         error = await failure_of(client.submit(request([5], 30)))
         assert (error.code, error.message) == (ErrorCode.INTERNAL, "this request crashed the engine twice")
-        assert (client.num_restarts, client.num_poisoned) in ((1, 1), (2, 1))
+        assert (client.recoveries.num_restarts, client.recoveries.num_poisoned) in ((1, 1), (2, 1))
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ async def test_a_grammar_is_followed_again_from_the_prompt(guided: StandIn) -> N
     asked = request([4, 5], 100, grammar=grammar, ignore_eos=False)
     async with guided.client() as client:
         assert await tokens(client.submit(asked)) == echo([4, 5], 100)
-        assert client.num_restarts == 1
+        assert client.recoveries.num_restarts == 1
     prompts = [call["prompt_token_ids"] for call in guided.recorded() if "prompt_token_ids" in call]
     assert prompts.count([4, 5]) == 2
 
@@ -166,7 +167,7 @@ async def test_an_aborted_request_whose_end_does_not_come_is_forgotten(
         stream.cancel()
         before = asyncio.get_running_loop().time()
         await until(lambda: asyncio.get_running_loop().time() > before + 1.2)
-        assert (client.num_restarts, client.is_restarting) == (0, False)
+        assert (client.recoveries.num_restarts, client.is_restarting) == (0, False)
 
 
 async def test_a_launcher_starts_the_engine_and_ends_with_it(stand_in: StandIn, tmp_path: Path) -> None:

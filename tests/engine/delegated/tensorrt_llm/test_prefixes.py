@@ -12,9 +12,9 @@ import zmq
 import zmq.asyncio
 
 from sluice.engine.client.attached import AttachedEngineClient
+from sluice.engine.client.base import Replica
 from sluice.engine.client.process import ProcessEngineClient
 from sluice.engine.fleet.client import FleetClient
-from sluice.engine.fleet.replica import Replica
 from sluice.engine.types import GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.over_stand_in import StandIn, request, tokens

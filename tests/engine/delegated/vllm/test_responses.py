@@ -100,7 +100,7 @@ def test_steps_are_told() -> None:
     taken: list[Any] = []
     reader = StatisticsReader()
     reader.num_blocks = 10
-    reader._listener = SimpleNamespace(on_iteration=taken.append)
+    reader._on_iteration = taken.append
     step = reader.logger_class(object)(None, [0])
     details = SimpleNamespace(
         iteration_index=3, num_ctx_requests=1, num_ctx_tokens=20, num_generation_requests=2, elapsed_ms=5.0,

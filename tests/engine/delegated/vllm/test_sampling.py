@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.delegated.vllm.grammars import lark_of
-from sluice.engine.delegated.vllm.sampling import needs_replay, sampling_params
+from sluice.engine.delegated.vllm.sampling import lark_of, needs_replay, sampling_params
 from sluice.engine.types import GenerateRequest, Grammar, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.vllm.fake_library import FakeLibrary

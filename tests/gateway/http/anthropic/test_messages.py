@@ -1,7 +1,8 @@
 """Messages as Anthropic's own client sees them, and to the byte as HTTP carries them."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from sluice.engine.types import FinishReason, GrammarKind
 from sluice.gateway.http.anthropic.messages import parse_conversation, parse_messages_request
 from sluice.gateway.http.anthropic.schemas import MessagesRequest
 from sluice.gateway.http.parsing import parse_body
+from sluice.pipelines.text.consumers import Generate, give
 from sluice.pipelines.text.types import ChatMessage, Conversation, ImagePart, TemplateOptions, TextEvent, TextRequest
 from tests.gateway.http.live import MODEL, LiveServer
 from tests.waiting import PATIENCE_S
@@ -142,7 +144,7 @@ def test_the_format_of_an_answer_is_a_grammar() -> None:
 
 
 def test_what_a_schema_says_and_answers_are_not_held_to_is_named(live: LiveServer, monkeypatch: Any) -> None:
-    monkeypatch.setattr(live.service, "generate", answer_in_one)
+    monkeypatch.setattr(live.server.plane, "generate", answer_in_one)
     schema = {"type": "object", "properties": {"a": {"type": "string", "format": "phone"}}}
     output = {"format": {"type": "json_schema", "schema": schema}}
     response = live.post(PATH, {**BODY, "output_config": output, "made_up": 1})
@@ -151,8 +153,8 @@ def test_what_a_schema_says_and_answers_are_not_held_to_is_named(live: LiveServe
     assert "made_up" in warning and "relaxed in the JSON schema" in warning and "phone" in warning
 
 
-async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
-    yield TextEvent("{}", 1, 1, 1, FinishReason.STOP)
+def answer_in_one(*_: Any) -> Generate:
+    return partial(give, event=TextEvent("{}", 1, 1, 1, FinishReason.STOP))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def small() -> Iterator[LiveServer]:
         async def add() -> None:
             picture = identity("picture", "TYPE_FP32", f"3, {SIDE}, {SIDE}", max_batch_size=4)
             for model in (all_types(), text_repeat(), picture, identity("texts", "TYPE_STRING", "-1")):
-                running.service.repository.add(model)
+                running.server.plane.repository.add(model)
 
         running.run(add())
         yield running

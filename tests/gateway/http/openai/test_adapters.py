@@ -76,7 +76,7 @@ def test_an_unknown_one_is_not_found(capable: LiveServer, fields: dict[str, Any]
 def test_they_count_as_their_model(capable: LiveServer) -> None:
     assert ask(capable, model="rill:polite").status_code == 200
     capable.wait_idle()
-    page = generate_latest(capable.service.metrics.registry).decode()
+    page = generate_latest(capable.server.metrics.registry).decode()
     assert 'sluice_requests_total{model="rill",outcome="ok",protocol="openai_completions"}' in page
     assert "rill:" not in page
 

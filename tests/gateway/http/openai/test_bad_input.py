@@ -361,7 +361,7 @@ def test_an_unexpected_failure_says_nothing_of_our_inside(
     def fail(name: str, key: str) -> None:
         raise RuntimeError("secret of the house")
 
-    monkeypatch.setattr(live.service, "llm", fail)
+    monkeypatch.setattr(live.server.plane, "llm", fail)
     response = live.post(PATH["chat"], CHAT, headers={"x-request-id": "find-me"})
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"

@@ -134,7 +134,7 @@ def test_a_cancelled_batch_keeps_what_is_finished(live: LiveServer, stock: opena
     assert stock.batches.cancel(batch.id).status == "cancelling"
     over = wait(stock, batch)
     assert (over.status, over.error_file_id) == ("cancelled", None) and over.cancelling_at and over.cancelled_at
-    assert live.service.metrics.registry.get_sample_value("sluice_batch_requests_running") == 0
+    assert live.server.metrics.registry.get_sample_value("sluice_batch_requests_running") == 0
     assert results(stock, over.output_file_id).keys() == {"r0"}
     assert stock.files.delete(batch.input_file_id).deleted
 
@@ -258,7 +258,7 @@ def test_a_batch_gives_way_to_other_requests(small: LiveServer) -> None:
         with httpx.Client(base_url=small.url, timeout=PATIENCE_S) as client:
             asked = {"model": MODEL, "prompt": ["a", "b", "c", "d"], "max_tokens": 50}
             assert client.post(URL, json=asked).status_code == 200
-        [yields] = (small.service.metrics.registry.get_sample_value("sluice_batch_yields_total"),)
+        [yields] = (small.server.metrics.registry.get_sample_value("sluice_batch_yields_total"),)
         assert yields is not None and yields >= 1
         assert stock.batches.retrieve(batch.id).status == "in_progress"
         over = wait(stock, batch)

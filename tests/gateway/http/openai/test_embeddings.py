@@ -19,12 +19,12 @@ import tokenizers
 import tritonclient.http
 
 from sluice.gateway.http.openai.embeddings import MAX_INPUTS
-from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.encoding.encoder import TextEncoder
 from tests.gateway.http.openai.encoders import add_copy, serving_process
 from tests.paths import MODELS
+from tests.pipelines.encoding.test_encoder import SENTENCES
+from tests.pipelines.encoding.test_llm_encoder import write_sentence_files
 from tests.pipelines.rag.bundled import copy_models, serving
-from tests.pipelines.rag.test_encoder import SENTENCES
-from tests.pipelines.rag.test_llm_encoder import write_sentence_files
 from tests.server_process import ServerProcess
 from tests.waiting import PATIENCE_S
 

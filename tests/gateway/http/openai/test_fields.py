@@ -60,13 +60,13 @@ def test_a_service_tier_is_a_priority(
 
 def test_a_cache_key_chooses_the_version(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[str] = []
-    find = live.service.llm
+    find = live.server.plane.llm
 
     def record(name: str, key: str = "") -> TextModel:
         keys.append(key)
         return find(name, key)
 
-    monkeypatch.setattr(live.service, "llm", record)
+    monkeypatch.setattr(live.server.plane, "llm", record)
     live.post(CHAT_PATH, CHAT | {"prompt_cache_key": "docs"})
     live.post(CHAT_PATH, CHAT | {"prompt_cache_key": "docs"}, headers={"x-sluice-sticky": "Ada"})
     assert keys == ["docs", "Ada"]

@@ -1,97 +1,89 @@
+"""Answers of several texts: their events side by side, and their ends together."""
+
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import Sequence
+from contextlib import aclosing
 
+import orjson
 import pytest
 
+from sluice.engine.client.stream import Consumer
+from sluice.engine.types import FinishReason
+from sluice.gateway.http.openai.completions import CompletionReply
 from sluice.gateway.http.openai.reply import ReplyOptions
-from sluice.gateway.http.openai.routes import _STARTS_PER_TURN, MergedStreams, whole_choices
+from sluice.gateway.http.openai.routes import _STARTS_PER_TURN, stream_frames, whole_choices
+from sluice.gateway.http.sse import DONE
+from sluice.pipelines.text.consumers import Generate, give
 from sluice.pipelines.text.types import TextEvent
+from tests.pulled import collected, pulled
 
 
-def event(text: str) -> TextEvent:
-    return TextEvent(text, 1, 1, 1)
+def event(text: str, reason: FinishReason | None = None) -> TextEvent:
+    return TextEvent(text, 1, 1, 1, reason)
+
+
+END = event("", FinishReason.STOP)
 
 
 class Source:
-    """A stream of the events that the test puts in. It records that it was closed."""
+    """Generates the events that the test puts in. It records that it ended."""
 
     def __init__(self) -> None:
-        self.items: asyncio.Queue[TextEvent | Exception | None] = asyncio.Queue()
+        self.items: asyncio.Queue[TextEvent | Exception] = asyncio.Queue()
         self.is_closed = False
 
-    async def stream(self) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, consumer: Consumer[TextEvent]) -> None:
         try:
-            while (item := await self.items.get()) is not None:
+            while (item := await self.items.get()) is not END:
                 if isinstance(item, Exception):
                     raise item
-                yield item
+                await give(consumer, item)
+            await give(consumer, END)
         finally:
             self.is_closed = True
 
 
-@pytest.mark.parametrize("num_streams", [1, 3])
-def test_gives_every_event_with_its_index_in_order(num_streams: int) -> None:
-    async def scenario() -> list[tuple[int, str]]:
-        sources = [Source() for _ in range(num_streams)]
-        for index, source in enumerate(sources):
-            for item in (event(f"{index}a"), event(f"{index}b"), None):
-                source.items.put_nowait(item)
-        return [(index, each.text) async for index, each in MergedStreams([source.stream() for source in sources])]
-
-    got = asyncio.run(scenario())
-    for number in range(num_streams):
-        assert [text for index, text in got if index == number] == [f"{number}a", f"{number}b"]
-    assert len(got) == 2 * num_streams
+def arguments(texts: Sequence[Generate]) -> tuple[Sequence[Generate], CompletionReply, ReplyOptions]:
+    options = ReplyOptions(len(texts))
+    return texts, CompletionReply(reply_id="r", created=1, model="m", fingerprint="f", options=options), options
 
 
-@pytest.mark.parametrize("num_streams", [1, 3])
-def test_the_first_failure_ends_all(num_streams: int) -> None:
-    async def scenario() -> list[Source]:
-        sources = [Source() for _ in range(num_streams)]
-        sources[0].items.put_nowait(ValueError("broken"))
-        with pytest.raises(ValueError, match="broken"):
-            async for _ in MergedStreams([source.stream() for source in sources]):
-                pass
-        return sources
-
-    assert all(source.is_closed for source in asyncio.run(scenario()))
-
-
-@pytest.mark.parametrize("num_streams", [1, 3])
-def test_closing_closes_all(num_streams: int) -> None:
-    async def scenario() -> list[Source]:
-        sources = [Source() for _ in range(num_streams)]
-        for source in sources:
-            source.items.put_nowait(event("a"))
-        stream = MergedStreams([source.stream() for source in sources])
-        await anext(stream)
-        await stream.aclose()
-        return sources
-
-    assert all(source.is_closed for source in asyncio.run(scenario()))
+@pytest.mark.parametrize("num_texts", [1, 3])
+async def test_each_text_has_all_its_events_in_order(num_texts: int) -> None:
+    sources = [Source() for _ in range(num_texts)]
+    for index, source in enumerate(sources):
+        for item in (event(f"{index}a"), event(f"{index}b"), END):
+            source.items.put_nowait(item)
+    *frames, last = await collected(stream_frames, *arguments([source.generate for source in sources]))
+    choices = [orjson.loads(frame.removeprefix(b"data: "))["choices"][0] for frame in frames]
+    for number in range(num_texts):
+        assert [each["text"] for each in choices if each["index"] == number] == [f"{number}a", f"{number}b", ""]
+    assert (len(choices), last) == (3 * num_texts, DONE)
 
 
-def test_a_slow_reader_holds_the_streams_back() -> None:
-    async def scenario() -> int:
-        sources = [Source() for _ in range(2)]
-        for source in sources:
-            for _ in range(100):
-                source.items.put_nowait(event("a"))
-        stream = MergedStreams([source.stream() for source in sources])
-        await anext(stream)
-        for _ in range(500):
-            await asyncio.sleep(0)
-        taken = 200 - sum(source.items.qsize() for source in sources)
-        await stream.aclose()
-        return taken
+@pytest.mark.parametrize("num_texts", [1, 3])
+async def test_the_first_failure_ends_all(num_texts: int) -> None:
+    sources = [Source() for _ in range(num_texts)]
+    sources[0].items.put_nowait(ValueError("broken"))
+    with pytest.raises(ValueError, match="broken"):
+        await collected(stream_frames, *arguments([source.generate for source in sources]))
+    assert all(source.is_closed for source in sources)
 
-    assert asyncio.run(scenario()) <= 6
+
+@pytest.mark.parametrize("num_texts", [1, 3])
+async def test_closing_closes_all(num_texts: int) -> None:
+    sources = [Source() for _ in range(num_texts)]
+    for source in sources:
+        source.items.put_nowait(event("a"))
+    async with aclosing(pulled(stream_frames, *arguments([source.generate for source in sources]))) as frames:
+        await anext(frames)
+    assert all(source.is_closed for source in sources)
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_many_sequences_of_a_request_start_over_several_turns_of_the_loop(is_streamed: bool) -> None:
-    turns, started = 0, []
+async def test_many_texts_of_a_request_start_over_several_turns_of_the_loop(is_streamed: bool) -> None:
+    turns, started = 0, list[int]()
 
     async def count_turns() -> None:
         nonlocal turns
@@ -99,19 +91,29 @@ def test_many_sequences_of_a_request_start_over_several_turns_of_the_loop(is_str
             turns += 1
             await asyncio.sleep(0)
 
-    async def stream() -> AsyncGenerator[TextEvent, None]:
+    async def generate(consumer: Consumer[TextEvent]) -> None:
         started.append(turns)
-        yield event("a")
+        await give(consumer, END)
 
-    async def scenario() -> None:
-        counting = asyncio.create_task(count_turns())
-        streams = [stream() for _ in range(512)]
-        if is_streamed:
-            async for _ in MergedStreams(streams):
-                pass
-        else:
-            await whole_choices(streams, ReplyOptions(512, 1, 1, include_usage=False))
-        counting.cancel()
-
-    asyncio.run(scenario())
+    counting = asyncio.create_task(count_turns())
+    texts, reply, options = arguments([generate] * 512)
+    if is_streamed:
+        await collected(stream_frames, texts, reply, options)
+    else:
+        await whole_choices(texts, options)
+    counting.cancel()
     assert max(Counter(started).values()) <= 2 * _STARTS_PER_TURN
+
+
+async def test_tokens_that_complete_no_text_have_an_empty_piece_as_with_vllm() -> None:
+    source = Source()
+    for item in (event(""), event("a"), event(""), END):
+        source.items.put_nowait(item)
+    *frames, _ = await collected(stream_frames, *arguments([source.generate]))
+    choices = [orjson.loads(frame.removeprefix(b"data: "))["choices"][0] for frame in frames]
+    assert [(each["text"], each["finish_reason"]) for each in choices] == [
+        ("", None),
+        ("a", None),
+        ("", None),
+        ("", "stop"),
+    ]

@@ -5,8 +5,8 @@ from sluice.gateway.access.control import TENANT_HEADER
 from sluice.gateway.http.errors import QUEUE_TIMEOUT_HEADER, TIMEOUT_HEADER
 from sluice.gateway.http.openai.schemas import ChatCompletionRequest
 from sluice.gateway.http.request import PRIORITY_HEADER
-from sluice.gateway.sessions import STICKY_HEADER
-from sluice.pipelines.rag import owner_keys
+from sluice.gateway.models import STICKY_HEADER
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
 from tests.gateway.http.live import LiveServer
 
 
@@ -41,6 +41,6 @@ def test_the_docs_show_the_bodies(live: LiveServer) -> None:
         declared.alias or name for name, declared in ChatCompletionRequest.model_fields.items()
     }
     headers = paths["/v1/completions"]["post"]["parameters"]
-    assert {TENANT_HEADER, PRIORITY_HEADER, TIMEOUT_HEADER, QUEUE_TIMEOUT_HEADER, STICKY_HEADER, owner_keys.HEADER} == {
+    assert {TENANT_HEADER, PRIORITY_HEADER, TIMEOUT_HEADER, QUEUE_TIMEOUT_HEADER, STICKY_HEADER, OWNER_KEY_HEADER} == {
         header["name"] for header in headers
     }

@@ -13,10 +13,9 @@ from openai.types.chat import ChatCompletionMessageParam
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.llm.model import LlmModel
-from sluice.pipelines.rag import owner_keys
 from sluice.pipelines.text.citations import Source, cite, encode_source, to_json_objects
 from sluice.pipelines.text.text_tensors import encode_messages
-from sluice.pipelines.text.types import ChatMessage, Conversation
+from sluice.pipelines.text.types import OWNER_KEY_HEADER, ChatMessage, Conversation
 from sluice.serving.backends.ensemble.backend import EnsembleModel
 from sluice.serving.tensors.tensor import Array
 from tests.gateway.http.live import LiveServer, live_server
@@ -113,12 +112,12 @@ def serving() -> Iterator[Pipelines]:
         says = FunctionModel(config_of(SAYS), lambda text_input: {"text_output": text_input})
 
         async def add() -> None:
-            rill = live.service.repository.find("rill")
+            rill = live.server.plane.repository.find("rill")
             assert isinstance(rill, LlmModel)
             pipeline = await load(config_of(PIPELINE), Models(look, rill))
             assert isinstance(pipeline, EnsembleModel)
             for model in (look, pipeline, says):
-                live.service.repository.add(model)
+                live.server.plane.repository.add(model)
 
         live.run(add())
         pipelines = Pipelines(live, look)
@@ -207,7 +206,7 @@ def test_a_client_that_leaves_cancels_every_step(it: Pipelines) -> None:
         it.live.wait_idle()
     finally:
         it.live.runner.release()
-    assert it.live.service.num_open == 0
+    assert it.live.server.plane.num_open == 0
     assert it.live.blocks_used_after_step() <= 1
 
 
@@ -238,7 +237,7 @@ def test_the_field_rag_and_the_owner_s_key_reach_the_step_that_looks_things_up(i
         messages=CHAT[-1:],
         max_tokens=2,
         extra_body={"rag": RAG, "cache_salt": "ada"},
-        extra_headers={owner_keys.HEADER: "secret"},
+        extra_headers={OWNER_KEY_HEADER: "secret"},
     )
     asked = it.asked
     assert json.loads(asked.pop("filter")) == RAG["filter"]
@@ -322,7 +321,7 @@ def test_a_step_that_is_down_is_503_with_its_name_and_the_language_model_keeps_s
 
 def test_each_request_is_counted_once_as_the_language_model_s(it: Pipelines) -> None:
     def counts() -> dict[str, float]:
-        metrics: GatewayMetrics = it.live.service.metrics
+        metrics: GatewayMetrics = it.live.server.metrics
         labels = {"protocol": "openai_chat", "outcome": "ok"}
         values = {
             name: metrics.registry.get_sample_value("sluice_requests_total", {"model": name, **labels})

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sluice.pipelines.stages.tokenizer_model import TOKEN_INPUTS
 from tests.gateway.http.openai.encoders import serving_process
+from tests.pipelines.encoding.test_reranker import CODE, TEXTS, cross_encoder
 from tests.pipelines.rag.bundled import copy_models, write_config
-from tests.pipelines.rag.retrieval.test_reranker import CODE, TEXTS, cross_encoder
 from tests.server_process import ServerProcess
 from tests.serving.backends.python.parts import PRELUDE
 

@@ -47,7 +47,7 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_step(
         lines = response.iter_lines()
         for _ in range(2 * num_events):
             next(lines)
-        assert live.service.num_open >= 1
+        assert live.server.plane.num_open >= 1
     live.wait_idle()
     num_runs = live.runner.num_runs
     live.runner.release()
@@ -58,7 +58,7 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_step(
 
 def test_aborted_streams_say_why(live: LiveServer) -> None:
     async def abort() -> None:
-        await live.service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
+        await live.server.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
 
     live.runner.hold_after(3)
     with live.client.stream("POST", PATH, json=BODY | {"stream": True}) as response:

@@ -4,8 +4,8 @@ import asyncio
 import hashlib
 import re
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,24 +16,26 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from sluice.engine.client.stream import Consumer
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.accounts import make_access
+from sluice.gateway.accounts import Accounts, make_access
+from sluice.gateway.assembly import make_application
 from sluice.gateway.calls import CallLog
-from sluice.gateway.http.app import create_app
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.service import InferenceService
-from sluice.gateway.telemetry.metrics import GatewayMetrics
-from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.gateway.server import Server
+from sluice.pipelines.encoding import Vector, Vectors
+from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
-from sluice.pipelines.rag.types import CollectionInfo, Vector, Vectors
-from sluice.pipelines.text.model import UNCOUNTED, TextModel, text_model_of
+from sluice.pipelines.rag.types import CollectionInfo
+from sluice.pipelines.text.consumers import give
+from sluice.pipelines.text.model import TextModel, text_model_of
 from sluice.pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model
 from sluice.serving.spec import build_spec
 from tests.gateway.http.portless import Portless, client_of, listen_at, listening
-from tests.gateway.repositories import empty_repository
+from tests.gateway.repositories import empty_server
 from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
@@ -111,20 +113,17 @@ class ScriptedPipeline:
     def chat_reader(self, request: TextRequest) -> None:
         return None
 
-    async def generate(
-        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
-    ) -> AsyncGenerator[TextEvent, None]:
+    async def generate(self, request: TextRequest, consumer: Consumer[TextEvent]) -> None:
         self.requests.append(request)
-        with while_open:
-            try:
-                for number, event in enumerate(self.events):
-                    if number == 2:
-                        await self.may_continue.wait()
-                    if isinstance(event, Exception):
-                        raise event
-                    yield event
-            finally:
-                self.was_closed.set()
+        try:
+            for number, event in enumerate(self.events):
+                if number == 2:
+                    await self.may_continue.wait()
+                if isinstance(event, Exception):
+                    raise event
+                await give(consumer, event)
+        finally:
+            self.was_closed.set()
 
 
 class ChatModel(Model):
@@ -155,7 +154,7 @@ def _(model: ChatModel) -> TextModel:
 class RagServer(Portless):
     """A server with a library, and its parts."""
 
-    service: InferenceService
+    server: Server
     library: DocumentLibrary
     store: SwitchableStore
     pipeline: ScriptedPipeline
@@ -194,25 +193,24 @@ def text_of(rag: RagServer, document_id: str, collection: str = "docs") -> str:
 
 @asynccontextmanager
 async def _application(config: ServeConfig, path: Path) -> AsyncIterator[RagServer]:
-    metrics, store, pipeline = GatewayMetrics(), SwitchableStore(None), ScriptedPipeline()
-    repository = empty_repository(metrics)
+    store, pipeline = SwitchableStore(None), ScriptedPipeline()
     library = DocumentLibrary(store, WordEncoder, LibrarySettings())
-    heartbeat_s = config.shutdown.heartbeat_timeout_s
     access = make_access(replace(config, access=replace(config.access, keys_store="none")))
-    service = InferenceService(repository, metrics, heartbeat_s, library=library, calls=CallLog(access))
+    server = empty_server(config, accounts=Accounts(CallLog(access)), library=library)
+    repository = server.plane.repository
     repository.add(ChatModel(pipeline))
     repository.add(ChatModel(ScriptedPipeline("plain_llm", takes_parameters=False)))
     await repository.start()
-    service.begin_serving()
-    app = create_app(service, config)
+    server.plane.health.begin_serving()
+    app = make_application(server, config)
     try:
         async with AsyncExitStack() as ports, listening(app, listen_at(path)):
             with client_of(path) as client:
                 loop = asyncio.get_running_loop()
-                yield RagServer(path, app, loop, ports, service, library, store, pipeline, client)
+                yield RagServer(path, app, loop, ports, server, library, store, pipeline, client)
     finally:
         await library.close()
-        await service.close()
+        await server.rooms.close()
 
 
 @contextmanager

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from sluice.pipelines.rag.owner_keys import HEADER
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
 from tests.gateway.http.rag.parts import DIM, RagServer
 
 
@@ -30,7 +30,7 @@ def test_the_default_encoder(rag: RagServer) -> None:
 
 
 def test_a_key_makes_an_owner(rag: RagServer) -> None:
-    owner = {HEADER: "secret-1"}
+    owner = {OWNER_KEY_HEADER: "secret-1"}
     made = rag.ask("POST", "/collections", json={"name": "mine"}, headers=owner)
     assert made.json()["is_protected"] is True
     assert "secret-1" not in made.text
@@ -46,7 +46,7 @@ def test_a_key_makes_an_owner(rag: RagServer) -> None:
         refused = rag.ask(method, path, json=body)
         assert refused.status_code == 403
         assert "send its key in the header x-sluice-collection-key" in refused.json()["error"]["message"]
-        assert rag.ask(method, path, json=body, headers={HEADER: "wrong"}).status_code == 403
+        assert rag.ask(method, path, json=body, headers={OWNER_KEY_HEADER: "wrong"}).status_code == 403
         assert rag.ask(method, path, json=body, headers=owner).status_code == 200
 
 
@@ -71,7 +71,7 @@ def test_what_is_refused(rag: RagServer, body: object, param: str, message: str)
 @pytest.mark.parametrize("key", [b"x" * 257, "sch\u00f6n".encode(), b"a\tb"])
 def test_a_key_that_not_every_protocol_carries(rag: RagServer, key: bytes) -> None:
     for method, path, body in (("POST", "/collections", b'{"name": "own"}'), ("PUT", "/own/documents/a.txt", b"text")):
-        refused = rag.ask(method, path, content=body, headers={HEADER.encode(): key})
+        refused = rag.ask(method, path, content=body, headers={OWNER_KEY_HEADER.encode(): key})
         assert refused.status_code == 400
         assert refused.json()["error"]["message"].startswith("an owner key must be at most 256 printable ASCII")
         assert "xxx" not in refused.text

@@ -8,9 +8,8 @@ import pytest
 
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.owner_keys import HEADER
 from sluice.pipelines.text.citations import Citation, EncodingProgress, Source
-from sluice.pipelines.text.types import ChatMessage, Conversation, Retrieval, TextDetail, TextEvent
+from sluice.pipelines.text.types import OWNER_KEY_HEADER, ChatMessage, Conversation, Retrieval, TextDetail, TextEvent
 from tests.gateway.http.portless import connect_to
 from tests.gateway.http.rag.parts import RagServer
 from tests.waiting import PATIENCE_S
@@ -119,7 +118,7 @@ def test_what_reaches_the_pipeline(rag: RagServer) -> None:
         "temperature": 0.5, "top_p": 0.9, "min_p": 0.1, "seed": 3, "presence_penalty": 0.1, "frequency_penalty": 0.2,
         "repetition_penalty": 1.1, "stop": "END", "priority": 4, "cache_salt": "s",
     }  # fmt: skip
-    assert query(rag, {HEADER: "secret", "x-sluice-tenant": "t1"}, **fields).status_code == 200
+    assert query(rag, {OWNER_KEY_HEADER: "secret", "x-sluice-tenant": "t1"}, **fields).status_code == 200
     [asked] = rag.pipeline.requests
     asked_turns = (ChatMessage("user", "hi"), ChatMessage("assistant", "yes?"), ChatMessage("user", "how?"))
     assert asked.prompt == Conversation(asked_turns)
@@ -202,7 +201,7 @@ def test_a_disconnect_cancels(rag: RagServer, stream: bool) -> None:
 def test_answers_are_counted(rag: RagServer) -> None:
     rag.pipeline.events[:] = script()
     query(rag)
-    registry = rag.service.metrics.registry
+    registry = rag.server.metrics.registry
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     assert any(sample.labels.get("protocol") == "rag" and sample.value for sample in samples)
 

@@ -15,7 +15,6 @@ from sluice.gateway.http.streams.run import DetachedRun
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.streams import StreamOptions
 from sluice.gateway.streams.kept import Pieces
-from sluice.gateway.streams.script import PREFIX
 from sluice.gateway.streams.shared import SharedStreams
 from sluice.gateway.streams.store import StreamLimits, StreamStore
 from tests.gateway.http.live import LiveServer, live_server
@@ -54,8 +53,7 @@ def first(redis: RedisServer) -> Iterator[LiveServer]:
 
 
 def shared_of(live: LiveServer) -> SharedStreams:
-    assert live.service.streams is not None
-    shared = live.service.streams.shared
+    shared = live.streams.shared
     assert isinstance(shared, SharedStreams)
     return shared
 
@@ -64,7 +62,7 @@ async def die(shared: SharedStreams) -> None:
     """Say nothing more to Redis, and let the lease run out."""
     for task in shared._tasks:
         task.cancel()
-    await shared.client.delete(f"{PREFIX}gateway:{shared.name}")
+    await shared.logs.leave()
 
 
 async def lose(shared: SharedStreams) -> str:

@@ -28,18 +28,18 @@ READ_S = 120.0
 """Longest time for all of a stream, on a machine that other tests keep busy."""
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 COMMON: dict[str, Any] = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}}
-LONG = COMMON | {"prompt": "A story:", "max_tokens": 1500, "ignore_eos": True}
+LONG = COMMON | {"prompt": "A story:", "max_tokens": 600, "ignore_eos": True}
 BRIEF = COMMON | {"prompt": "x", "max_tokens": 3}
 ASKED = COMMON | {"messages": [{"role": "user", "content": "Well?"}], "temperature": 1.0, "seed": 7}
-NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 300, "maxItems": 300}
+NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 120, "maxItems": 120}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
 COUNT = {"name": "count", "parameters": {"type": "object", "properties": {"n": NUMBERS}, "required": ["n"]}}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": (COMPLETION, LONG | {"temperature": 0}),
     "seeded": (COMPLETION, LONG | {"temperature": 1.0, "seed": 3}),
     "logprobs": (COMPLETION, LONG | {"temperature": 0, "logprobs": 2}),
-    "several": (CHAT, ASKED | {"max_tokens": 700, "ignore_eos": True, "n": 3}),
-    "grammar": (CHAT, ASKED | {"response_format": FORMAT, "max_tokens": 1500, "logprobs": True}),
+    "several": (CHAT, ASKED | {"max_tokens": 250, "ignore_eos": True, "n": 3}),
+    "grammar": (CHAT, ASKED | {"response_format": FORMAT, "max_tokens": 600, "logprobs": True}),
     "tools": (
         CHAT,
         ASKED
@@ -47,7 +47,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
             "tools": [{"type": "function", "function": COUNT}],
             "tool_choice": "required",
             "parallel_tool_calls": False,
-            "max_tokens": 1500,
+            "max_tokens": 600,
         },
     ),
     "stop": (COMPLETION, LONG | {"temperature": 1.0, "seed": 5, "stop": ["never in the text"]}),
@@ -139,8 +139,8 @@ async def test_streams_of_a_gateway_that_ends_go_on_at_the_other(gateways: list[
     assert moved
     assert second.log.count("goes on here: its gateway is gone") == len(moved)
     await check_answers(second, streams)
-    assert len(json.loads(fold(streams["grammar"].events)[0]["text"])) == 300
-    assert len(json.loads(fold(streams["tools"].events)[0]["calls"].removeprefix("count"))["n"]) == 300
+    assert len(json.loads(fold(streams["grammar"].events)[0]["text"])) == 120
+    assert len(json.loads(fold(streams["tools"].events)[0]["calls"].removeprefix("count"))["n"]) == 120
 
 
 async def test_after_an_outage_of_redis_no_gateway_is_gone_at_once(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.gateway.calls import Call
+from sluice.gateway.calls import Call, CallObserver
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.streams import StreamOptions
 from tests.gateway.http.live import MODEL, LiveServer, live_server
@@ -15,15 +15,11 @@ PATH = "/v1/completions"
 BODY = {"model": MODEL, "prompt": "One two", "max_tokens": 6, "stream": True}
 
 
-class Ended:
+class Ended(CallObserver):
     """Notes the calls that have ended."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-
-    async def begin(self, call: Call) -> None: ...
-
-    async def admit(self, call: Call, prompt_tokens: int, max_tokens: int) -> None: ...
 
     def end(self, call: Call) -> None:
         self.calls.append(call)
@@ -42,8 +38,8 @@ def watched_live() -> Iterator[LiveServer]:
 @pytest.fixture
 def ended(watched_live: LiveServer) -> Ended:
     found = Ended()
-    watched_live.service.calls._observers = ()
-    watched_live.service.calls.observe(found)
+    watched_live.server.accounts.calls._observers = ()
+    watched_live.server.accounts.calls.observe(found)
     return found
 
 
@@ -86,7 +82,7 @@ def test_keys_are_not_kept(watched_live: LiveServer) -> None:
     secrets = {"authorization": "Bearer s1", "x-api-key": "s2", "cookie": "s3", "x-sluice-collection-key": "s4"}
     headers = {"x-sluice-resume": "true", "x-sluice-priority": "3", "x-admin": "s5", **secrets}
     answer = watched_live.post(PATH, BODY, headers=headers)
-    store = watched_live.service.streams
+    store = watched_live.streams
     assert store is not None
     kept = store._kept[answer.headers["x-sluice-stream"]].origin.headers
     assert dict(kept).keys() == {b"content-type", b"content-length", b"x-sluice-resume", b"x-sluice-priority"}

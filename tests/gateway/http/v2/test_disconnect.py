@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sluice.gateway.http.v2 import request as body_module
+from sluice.gateway.http import request as body_module
 from tests.gateway.http.v2.models import Held, held
 from tests.gateway.http.v2.small_server import SmallServer, small_server
 from tests.gateway.v2.small_service import SmallService

@@ -44,8 +44,8 @@ def small() -> Iterator[SmallServer]:
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready"])
 def test_health(small: SmallServer, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (small.get(path).status_code, small.get(path).content) == (200, b"")
-    monkeypatch.setattr(small.service, "live", False)
-    monkeypatch.setattr(small.service, "ready", False)
+    monkeypatch.setattr(small.service.health, "is_live", bool)
+    monkeypatch.setattr(small.service.health, "is_ready", bool)
     assert small.get(path).status_code == 400
 
 

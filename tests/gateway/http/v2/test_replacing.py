@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from sluice.gateway.models import ModelFinder
 from sluice.serving.model import Model
 from tests.gateway.http.v2.models import text_once, text_repeat
 from tests.gateway.http.v2.small_server import small_server
@@ -18,12 +19,10 @@ from tests.waiting import PATIENCE_S
 TENSOR = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["word"]}
 
 
-class WatchedService(SmallService):
-    """A service that signals when a request has found its model."""
+class WatchedModels(ModelFinder):
+    """Signals when a request has found its model."""
 
-    def __init__(self, *models: Model) -> None:
-        super().__init__(*models)
-        self.has_routed = threading.Event()
+    has_routed = threading.Event()
 
     def route(self, name: str, version: int = -1, key: str = "") -> Model:
         found = super().route(name, version, key)
@@ -41,7 +40,9 @@ class WatchedService(SmallService):
 )
 def test_a_model_replaced_under_a_body(make: Callable[[], Model], route: str, body: dict[str, Any]) -> None:
     old, new = make(), make()
-    service = WatchedService(old)
+    service = SmallService(old)
+    service.models = models = WatchedModels(service.repository, service.health)
+    models.has_routed.clear()
     content = json.dumps(body).encode()
     head = f"POST /v2/models/{old.name}/{route} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
     head += f"content-length: {len(content)}\r\n\r\n"
@@ -49,7 +50,7 @@ def test_a_model_replaced_under_a_body(make: Callable[[], Model], route: str, bo
         address = httpx.URL(small.url)
         with socket.create_connection((address.host, address.port), PATIENCE_S) as connection:
             connection.sendall(head.encode() + content[:5])
-            assert service.has_routed.wait(PATIENCE_S)
+            assert models.has_routed.wait(PATIENCE_S)
             service.repository.loaded = [new]
             old.retire()
             connection.sendall(content[5:])

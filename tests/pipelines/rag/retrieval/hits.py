@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from sluice.pipelines.rag.types import Hit, Vector
+from sluice.pipelines.encoding import Vector
+from sluice.pipelines.rag.types import Hit
 
 
 def hit(

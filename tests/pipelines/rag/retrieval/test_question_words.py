@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from sluice.pipelines.rag.retrieval.question_words import mentions_subject, subject_words
+from sluice.pipelines.rag.retrieval.search import mentions_subject, subject_words
 from tests.pipelines.rag.retrieval.hits import hit
 
 

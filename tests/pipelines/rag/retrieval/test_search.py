@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.rag.retrieval.search import SearchOptions, SearchQuery, add_similarities, fuse_rankings, search
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit, RetrievalMode
 from tests.pipelines.rag.retrieval.hits import hit, names, near, unit
 
@@ -43,7 +43,7 @@ class Reverse:
 
 async def found(store: OneAnswer, reranker: Any = None, question: str = "what is it?", **options: Any) -> list[Hit]:
     query = SearchQuery(question, QUESTION)
-    return await search(cast(Store, store), "docs", query, SearchOptions(**options), reranker)
+    return await search(cast(DocumentStore, store), "docs", query, SearchOptions(**options), reranker)
 
 
 async def test_hybrid_fuses_both_rankings_of_one_call() -> None:
@@ -129,7 +129,7 @@ async def test_the_cosine_of_text_hits_is_known_where_their_vectors_are() -> Non
 
 async def test_a_search_by_vector_needs_one() -> None:
     with pytest.raises(SluiceError, match="needs the question's vector") as caught:
-        await search(cast(Store, OneAnswer()), "docs", SearchQuery("?", None), SearchOptions())
+        await search(cast(DocumentStore, OneAnswer()), "docs", SearchQuery("?", None), SearchOptions())
     assert caught.value.code is ErrorCode.INVALID
 
 

@@ -10,10 +10,10 @@ import orjson
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
 from sluice.pipelines.rag.retriever import RetrieverBackend, RetrieverModel
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.serving.backend import BackendContext
 from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferRequest, Parameter
@@ -32,7 +32,7 @@ class Directions:
         return np.asarray(np.eye(DIM, dtype=np.float32)[ord(text[0].lower()) % DIM], np.float32)
 
 
-def library_of(store: Store) -> DocumentLibrary:
+def library_of(store: DocumentStore) -> DocumentLibrary:
     return DocumentLibrary(store, lambda name: cast(TextEncoder, Directions()), LibrarySettings())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.stores.opening import open_store
 
 
@@ -25,12 +25,12 @@ PLACES: dict[str, Callable[[Path], str]] = {
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
-async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Callable[[], Store]]:
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Callable[[], DocumentStore]]:
     """Make stores, one of each gateway, over one empty place. They are closed after the test."""
     place = PLACES[request.param](tmp_path)
     async with AsyncExitStack() as stack:
 
-        def make() -> Store:
+        def make() -> DocumentStore:
             store = open_store(place)
             stack.push_async_callback(store.close)
             return store
@@ -39,7 +39,7 @@ async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 @pytest.fixture
-async def store(stores: Callable[[], Store]) -> Store:
+async def store(stores: Callable[[], DocumentStore]) -> DocumentStore:
     """An open, empty store of its own for each test."""
     made = stores()
     await made.open()

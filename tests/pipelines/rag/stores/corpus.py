@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from sluice.pipelines.encoding import Vector, Vectors
 from sluice.pipelines.rag.filters import Condition, Filter, Operator, Scalar
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.types import (
     CandidateHits,
     CandidateQuery,
@@ -16,8 +17,6 @@ from sluice.pipelines.rag.types import (
     Hit,
     Metadata,
     StoredDocument,
-    Vector,
-    Vectors,
 )
 
 DIM = 8
@@ -64,7 +63,7 @@ def document_of(
 
 
 async def put(
-    store: Store,
+    store: DocumentStore,
     document_id: str,
     passages: Sequence[str],
     *,
@@ -82,7 +81,7 @@ async def put(
 
 
 async def nearest(
-    store: Store,
+    store: DocumentStore,
     vector: Vector,
     *,
     limit: int = 10,
@@ -96,7 +95,7 @@ async def nearest(
 
 
 async def matching(
-    store: Store, text: str, *, limit: int = 10, filter: Filter | None = None, collection: str = "docs"
+    store: DocumentStore, text: str, *, limit: int = 10, filter: Filter | None = None, collection: str = "docs"
 ) -> Sequence[Hit]:
     found: CandidateHits = await store.candidates(collection, CandidateQuery(None, text, limit, filter))
     assert not found.by_vector

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.stores.postgres.connections import ConnectionLimits, PostgresPool, parse_address
 from sluice.pipelines.rag.stores.postgres.store import PostgresStore
+from sluice.state.postgres import ConnectionLimits, PostgresPool, parse_address
 from tests.pipelines.rag.stores.corpus import SPEC, ids, matching, nearest, put, unit_vector
 from tests.pipelines.rag.stores.postgres_fixture import PASSWORD, shared_server
 from tests.waiting import PATIENCE_S, until

@@ -7,11 +7,12 @@ import numpy as np
 import psycopg
 import pytest
 
+from sluice.pipelines.encoding import Vector, Vectors
 from sluice.pipelines.rag.filters import Operator
 from sluice.pipelines.rag.stores.postgres.documents import CollectionRow
 from sluice.pipelines.rag.stores.postgres.search import SearchScope, SearchTuning, index_search_width
 from sluice.pipelines.rag.stores.postgres.store import PostgresStore
-from sluice.pipelines.rag.types import CollectionInfo, CollectionSpec, Vector, Vectors
+from sluice.pipelines.rag.types import CollectionInfo, CollectionSpec
 from tests.pipelines.rag.stores.corpus import SPEC, ids, matching, nearest, put, unit_vectors, where
 from tests.pipelines.rag.stores.postgres_fixture import shared_server
 

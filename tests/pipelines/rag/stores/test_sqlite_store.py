@@ -18,7 +18,7 @@ from sluice.pipelines.rag.filters import Operator
 from sluice.pipelines.rag.stores.sqlite import schema, segments, word_index
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 from sluice.pipelines.rag.types import CollectionSpec
-from sluice.pipelines.sqlite.connections import FileLimits
+from sluice.state.connections import FileLimits
 from tests.paths import ROOT
 from tests.pipelines.rag.stores.corpus import DIM, SPEC, document_of, ids, matching, nearest, put, unit_vectors, where
 from tests.waiting import PATIENCE_S

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.rag.filters import Operator
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.types import CandidateQuery, CollectionSpec, Metadata
 from tests.pipelines.rag.stores.corpus import (
     DIM,
@@ -29,20 +29,20 @@ OWNED = CollectionSpec("owned", "another_encoder", 3, ("a" * 64, "b" * 64))
 # --- collections
 
 
-async def test_a_collection_keeps_what_it_was_made_with(store: Store) -> None:
+async def test_a_collection_keeps_what_it_was_made_with(store: DocumentStore) -> None:
     made = await store.create_collection(OWNED)
     assert made == await store.collection("owned")
     assert (made.spec, made.num_documents, made.num_chunks) == (OWNED, 0, 0)
     assert made.created_s > 1_600_000_000
 
 
-async def test_collections_come_by_name(store: Store) -> None:
+async def test_collections_come_by_name(store: DocumentStore) -> None:
     for name in ("b", "C", "a", "a.b-c_d"):
         await store.create_collection(CollectionSpec(name, "encoder", DIM))
     assert [info.spec.name for info in await store.collections()] == ["C", "a", "a.b-c_d", "b"]
 
 
-async def test_a_name_is_taken_once(store: Store) -> None:
+async def test_a_name_is_taken_once(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     with pytest.raises(SluiceError) as caught:
         await store.create_collection(CollectionSpec("docs", "another", 3))
@@ -50,7 +50,7 @@ async def test_a_name_is_taken_once(store: Store) -> None:
     assert (await store.collection("docs")).spec == SPEC
 
 
-async def test_without_the_collection_every_method_says_so(store: Store) -> None:
+async def test_without_the_collection_every_method_says_so(store: DocumentStore) -> None:
     document, chunks = document_of("a", ["text"])
     calls = (
         store.collection("none"),
@@ -68,7 +68,7 @@ async def test_without_the_collection_every_method_says_so(store: Store) -> None
         assert (caught.value.code, caught.value.param) == (ErrorCode.NOT_FOUND, "collection")
 
 
-async def test_a_deleted_collection_takes_all_with_it(store: Store) -> None:
+async def test_a_deleted_collection_takes_all_with_it(store: DocumentStore) -> None:
     for spec in (SPEC, CollectionSpec("other", "encoder", DIM)):
         await store.create_collection(spec)
         await put(store, "a", ["quick fox"], collection=spec.name, metadata={"year": 2025})
@@ -83,7 +83,7 @@ async def test_a_deleted_collection_takes_all_with_it(store: Store) -> None:
     assert not found.by_text
 
 
-async def test_collections_do_not_mix(store: Store) -> None:
+async def test_collections_do_not_mix(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     await store.create_collection(OWNED)
     await put(store, "a", ["quick fox"])
@@ -98,7 +98,7 @@ async def test_collections_do_not_mix(store: Store) -> None:
 # --- documents
 
 
-async def test_a_document_comes_back_whole(store: Store) -> None:
+async def test_a_document_comes_back_whole(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     metadata: Metadata = {
         "product": "sluice",
@@ -119,14 +119,14 @@ async def test_a_document_comes_back_whole(store: Store) -> None:
     assert (counted.num_documents, counted.num_chunks) == (1, 2)
 
 
-async def test_what_is_not_there_is_none(store: Store) -> None:
+async def test_what_is_not_there_is_none(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     assert await store.document("docs", "a") is None
     assert await store.document_info("docs", "a") is None
     assert not await store.delete_document("docs", "a")
 
 
-async def test_documents_come_in_pages_by_id(store: Store) -> None:
+async def test_documents_come_in_pages_by_id(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     names = ["B", "a", "a/b", "b", "z", "é"]
     for name in reversed(names):
@@ -138,7 +138,7 @@ async def test_documents_come_in_pages_by_id(store: Store) -> None:
     assert await store.documents("docs", after="é") == []
 
 
-async def test_a_document_is_replaced(store: Store) -> None:
+async def test_a_document_is_replaced(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     await put(store, "a", ["old fox", "older fox"], metadata={"year": 2024}, title="Old")
     new = await put(store, "a", ["new dog"], metadata={"month": 5}, title="New")
@@ -152,7 +152,7 @@ async def test_a_document_is_replaced(store: Store) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, DIM), (3, DIM), (2, DIM - 1), (2, DIM + 1), (2, 0)])
-async def test_vectors_must_fit_collection_and_chunks(store: Store, shape: tuple[int, int]) -> None:
+async def test_vectors_must_fit_collection_and_chunks(store: DocumentStore, shape: tuple[int, int]) -> None:
     await store.create_collection(SPEC)
     before = await put(store, "a", ["one"])
     document, chunks = document_of("a", ["one", "two"])
@@ -165,7 +165,7 @@ async def test_vectors_must_fit_collection_and_chunks(store: Store, shape: tuple
 # --- at the same time
 
 
-async def test_many_may_start_at_once_and_one_makes_a_collection(stores: Callable[[], Store]) -> None:
+async def test_many_may_start_at_once_and_one_makes_a_collection(stores: Callable[[], DocumentStore]) -> None:
     gateways = [stores() for _ in range(6)]
     await asyncio.gather(*(each.open() for each in [*gateways, *gateways]))
     made = await asyncio.gather(*(each.create_collection(SPEC) for each in gateways), return_exceptions=True)
@@ -175,7 +175,7 @@ async def test_many_may_start_at_once_and_one_makes_a_collection(stores: Callabl
         assert [info.spec for info in await each.collections()] == [SPEC]
 
 
-async def test_a_search_sees_all_of_a_version_or_none_of_it(store: Store) -> None:
+async def test_a_search_sees_all_of_a_version_or_none_of_it(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     query = unit_vector(0)
     await put(store, "a", ["common v0"] * 5)
@@ -201,7 +201,9 @@ async def test_a_search_sees_all_of_a_version_or_none_of_it(store: Store) -> Non
     assert all(looks)
 
 
-async def test_parallel_changes_of_two_gateways_all_take_place(store: Store, stores: Callable[[], Store]) -> None:
+async def test_parallel_changes_of_two_gateways_all_take_place(
+    store: DocumentStore, stores: Callable[[], DocumentStore]
+) -> None:
     other = stores()
     await other.open()
     both = (store, other)
@@ -213,7 +215,9 @@ async def test_parallel_changes_of_two_gateways_all_take_place(store: Store, sto
     assert len(await matching(other, "common", limit=50)) == 10
 
 
-async def test_puts_of_one_document_leave_one_version_whole(store: Store, stores: Callable[[], Store]) -> None:
+async def test_puts_of_one_document_leave_one_version_whole(
+    store: DocumentStore, stores: Callable[[], DocumentStore]
+) -> None:
     other = stores()
     await other.open()
     await store.create_collection(SPEC)
@@ -232,7 +236,7 @@ async def test_puts_of_one_document_leave_one_version_whole(store: Store, stores
         assert was_there
 
 
-async def test_a_cancelled_search_leaves_the_store_whole(store: Store) -> None:
+async def test_a_cancelled_search_leaves_the_store_whole(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     await put(store, "a", ["common"] * 200)
     searches = [asyncio.create_task(matching(store, "common")) for _ in range(20)]
@@ -246,7 +250,7 @@ async def test_a_cancelled_search_leaves_the_store_whole(store: Store) -> None:
     assert len(await matching(store, "common", limit=500)) == 201
 
 
-async def test_a_closed_store_refuses_and_opens_again(store: Store) -> None:
+async def test_a_closed_store_refuses_and_opens_again(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     await put(store, "a", ["fox"])
     await store.close()

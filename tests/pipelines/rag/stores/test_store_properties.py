@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sluice.errors import SluiceError
+from sluice.pipelines.encoding import Vector, Vectors
 from sluice.pipelines.rag.filters import Condition, Filter, Operator
-from sluice.pipelines.rag.stores.base import Store
-from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec, DocumentInfo, Hit, Vector, Vectors
+from sluice.pipelines.rag.stores.base import DocumentStore
+from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec, DocumentInfo, Hit
 from tests.pipelines.rag.stores.corpus import DIM, document_of, unit_vector, unit_vectors
 from tests.pipelines.rag.stores.filter_model import fulfils
 
@@ -76,19 +77,19 @@ class Shelf:
         ]
 
 
-async def _put(store: Store, collection: str, shelf: Shelf, step: Put) -> None:
+async def _put(store: DocumentStore, collection: str, shelf: Shelf, step: Put) -> None:
     document, chunks = document_of(step.name, step.passages, metadata=step.metadata)
     vectors = unit_vectors(len(chunks), step.seed)
     await store.put_document(collection, document, chunks, vectors)
     shelf.documents[step.name] = document.info, step.passages, vectors
 
 
-async def _delete(store: Store, collection: str, shelf: Shelf, step: Delete) -> None:
+async def _delete(store: DocumentStore, collection: str, shelf: Shelf, step: Delete) -> None:
     existed = shelf.documents.pop(step.name, None) is not None
     assert await store.delete_document(collection, step.name) is existed
 
 
-async def _search(store: Store, collection: str, shelf: Shelf, step: Search) -> None:
+async def _search(store: DocumentStore, collection: str, shelf: Shelf, step: Search) -> None:
     query = unit_vector(step.seed)
     asked = CandidateQuery(query, " ".join(step.words), step.limit, step.filter)
     found: CandidateHits = await store.candidates(collection, asked)
@@ -113,7 +114,7 @@ def _check_by_text(hits: Sequence[Hit], among: list[tuple[str, int, str, Vector]
     assert len(hits) == min(limit, len(matching))
 
 
-async def _check_lists(store: Store, collection: str, shelf: Shelf) -> None:
+async def _check_lists(store: DocumentStore, collection: str, shelf: Shelf) -> None:
     expected = [shelf.documents[name][0] for name in sorted(shelf.documents)]
     assert await store.documents(collection) == expected
     info = await store.collection(collection)
@@ -122,7 +123,7 @@ async def _check_lists(store: Store, collection: str, shelf: Shelf) -> None:
 
 
 @pytest.fixture
-async def gateways(store: Store, stores: Callable[[], Store]) -> tuple[Store, Store]:
+async def gateways(store: DocumentStore, stores: Callable[[], DocumentStore]) -> tuple[DocumentStore, DocumentStore]:
     """Two stores over one place."""
     other = stores()
     await other.open()
@@ -132,7 +133,7 @@ async def gateways(store: Store, stores: Callable[[], Store]) -> tuple[Store, St
 @given(steps=steps)
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_gateways_see_one_list_of_documents(
-    gateways: tuple[Store, Store], steps: list[Put | Delete | Search]
+    gateways: tuple[DocumentStore, DocumentStore], steps: list[Put | Delete | Search]
 ) -> None:
     collection = f"c{next(NUMBERS)}"
     await gateways[0].create_collection(CollectionSpec(collection, "encoder", DIM))

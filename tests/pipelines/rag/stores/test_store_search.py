@@ -9,11 +9,11 @@ import pytest
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.rag.filters import Condition, Filter, Operator, Scalar
-from sluice.pipelines.rag.stores.base import Store
+from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.stores.sqlite.filter_sql import select_documents
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 from sluice.pipelines.rag.types import CandidateQuery, DocumentInfo, Metadata
-from sluice.pipelines.sqlite.queries import query_rows
+from sluice.state.queries import query_rows
 from tests.pipelines.rag.stores.corpus import (
     DIM,
     SPEC,
@@ -30,7 +30,7 @@ from tests.pipelines.rag.stores.filter_model import fulfils
 # --- vector search
 
 
-async def test_the_nearest_come_first_with_their_cosine(store: Store) -> None:
+async def test_the_nearest_come_first_with_their_cosine(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     vectors = {name: unit_vectors(7, seed) for seed, name in enumerate("abc")}
     for name, rows in vectors.items():
@@ -48,7 +48,7 @@ async def test_the_nearest_come_first_with_their_cosine(store: Store) -> None:
         assert hit.vector is None
 
 
-async def test_a_hit_says_where_it_is_from(store: Store) -> None:
+async def test_a_hit_says_where_it_is_from(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     document = await put(
         store, "a.md", ["first", "second 🦊"], title="Title", heading="One > Two", metadata={"year": 2025}
@@ -60,7 +60,7 @@ async def test_a_hit_says_where_it_is_from(store: Store) -> None:
         assert document.text[hit.start : hit.end] == hit.text == "second 🦊"
 
 
-async def test_hits_carry_vectors_where_asked(store: Store) -> None:
+async def test_hits_carry_vectors_where_asked(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     rows = unit_vectors(2, 3)
     await put(store, "a", ["fox", "dog"], vectors=rows)
@@ -72,7 +72,7 @@ async def test_hits_carry_vectors_where_asked(store: Store) -> None:
         assert np.array_equal(hit.vector, rows[hit.chunk_index])
 
 
-async def test_a_query_of_another_length_is_refused(store: Store) -> None:
+async def test_a_query_of_another_length_is_refused(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     await put(store, "a", ["fox"])
     for dim in (0, DIM - 1, DIM + 1):
@@ -81,7 +81,7 @@ async def test_a_query_of_another_length_is_refused(store: Store) -> None:
         assert caught.value.code is ErrorCode.INVALID
 
 
-async def test_both_rankings_come_from_one_question(store: Store) -> None:
+async def test_both_rankings_come_from_one_question(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     rows = unit_vectors(3, 0)
     await put(store, "a", ["fox", "dog", "fox dog fox"], vectors=rows)
@@ -98,7 +98,7 @@ async def test_both_rankings_come_from_one_question(store: Store) -> None:
 # --- words
 
 
-async def test_words_are_found_in_text_heading_and_title(store: Store) -> None:
+async def test_words_are_found_in_text_heading_and_title(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     await put(store, "text", ["the quick fox"])
     await put(store, "heading", ["other"], heading="Foxes > Quick")
@@ -110,7 +110,7 @@ async def test_words_are_found_in_text_heading_and_title(store: Store) -> None:
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
 
 
-async def test_any_word_suffices_and_rare_ones_count_more(store: Store) -> None:
+async def test_any_word_suffices_and_rare_ones_count_more(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     for index in range(6):
         await put(store, f"common{index}", ["server and client"])
@@ -143,7 +143,7 @@ FOUND = {
 """What a question finds first: other forms of words, names of code whole and in part; what users type is only words."""
 
 
-async def test_a_question_finds_texts_by_its_words(store: Store) -> None:
+async def test_a_question_finds_texts_by_its_words(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     for name, text in TEXTS.items():
         await put(store, name, [text])
@@ -151,7 +151,7 @@ async def test_a_question_finds_texts_by_its_words(store: Store) -> None:
     assert found == {key: [key[0]] if key[0] else [] for key in found}
 
 
-async def test_a_very_long_question_is_searched(store: Store) -> None:
+async def test_a_very_long_question_is_searched(store: DocumentStore) -> None:
     await store.create_collection(SPEC)
     await put(store, "a", ["the quick fox"])
     hits = await matching(store, "fox " + " ".join(f"word{i}" for i in range(20_000)))
@@ -190,7 +190,7 @@ def conditions() -> list[Condition]:
     return made
 
 
-async def _fulfilling(store: Store, conditions: Sequence[Condition]) -> list[set[str]]:
+async def _fulfilling(store: DocumentStore, conditions: Sequence[Condition]) -> list[set[str]]:
     """Return the documents that the store's own SQL for each condition finds, all at once: a search for each would
     take half a minute."""
     filters = [Filter((condition,)) for condition in conditions]
@@ -217,12 +217,12 @@ def _select_each(connection: apsw.Connection, filters: Sequence[Filter]) -> list
     return found
 
 
-async def _put_all(store: Store) -> list[DocumentInfo]:
+async def _put_all(store: DocumentStore) -> list[DocumentInfo]:
     await store.create_collection(SPEC)
     return [(await put(store, name, ["common text"] * 2, metadata=each)).info for name, each in METADATA.items()]
 
 
-async def test_every_condition_means_the_same_everywhere(store: Store) -> None:
+async def test_every_condition_means_the_same_everywhere(store: DocumentStore) -> None:
     infos = await _put_all(store)
     expected = [{info.id for info in infos if fulfils(Filter((each,)), info)} for each in conditions()]
     found = await _fulfilling(store, conditions())
@@ -230,7 +230,7 @@ async def test_every_condition_means_the_same_everywhere(store: Store) -> None:
     assert not wrong
 
 
-async def test_a_search_finds_what_fulfils_all_conditions(store: Store) -> None:
+async def test_a_search_finds_what_fulfils_all_conditions(store: DocumentStore) -> None:
     infos = await _put_all(store)
     for operator in Operator:
         first = next(each for each in conditions() if each.operator is operator and each.value != ())
@@ -240,7 +240,7 @@ async def test_a_search_finds_what_fulfils_all_conditions(store: Store) -> None:
         assert (set(ids(found.by_vector)), set(ids(found.by_text))) == (expected, expected), operator
 
 
-async def test_a_filter_comes_before_the_limit(store: Store) -> None:
+async def test_a_filter_comes_before_the_limit(store: DocumentStore) -> None:
     """The best chunks that fulfil the filter are found, however low their rank among all."""
     await store.create_collection(SPEC)
     query = unit_vector(1)

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sluice.serving import loop_turn
-from sluice.serving.backends.arrays.run_times import HELD_NS, SHORT_NS, RunTimes
+from sluice.serving.backends.arrays.instance import HELD_NS, SHORT_NS, RunTimes
 from sluice.serving.loop_turn import TURN_NS, LoopTurn, StoppableRun
 from sluice.serving.model import Model, infer_one
 from sluice.serving.tensors.tensor import Array

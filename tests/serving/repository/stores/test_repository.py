@@ -16,7 +16,7 @@ from sluice.serving.repository.managed_model import ModelState
 from sluice.serving.repository.repository import ModelRepository
 from sluice.serving.repository.roots import Roots
 from sluice.serving.repository.settings import ControlMode
-from sluice.serving.repository.stores.listing import StoreListing
+from sluice.serving.repository.stores.root import StoreListing
 from tests.serving.repository.parts import READY, ask, ensemble_config, failure, rows, write_model
 from tests.serving.repository.stores.parts import ALL_VERSIONS, Bucket, HookedFilesystem, S3Server, StoreBench, stamps
 from tests.waiting import PATIENCE_S, until

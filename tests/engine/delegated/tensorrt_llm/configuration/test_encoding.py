@@ -11,7 +11,7 @@ from sluice.engine.delegated.tensorrt_llm.configuration.encoding import Encoder,
 from sluice.errors import SluiceError
 from tests.engine.delegated.tensorrt_llm.configuration.conftest import Plan
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_2, ONLY_1_4
-from tests.pipelines.rag.test_llm_encoder import write_sentence_files
+from tests.pipelines.encoding.test_llm_encoder import write_sentence_files
 from tests.stand_ins.model_folders import MAX_POSITIONS, make_checkpoint
 
 BERT: dict[str, Any] = {"architectures": ["BertForSequenceClassification"], "num_labels": 1}

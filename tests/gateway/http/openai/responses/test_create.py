@@ -1,7 +1,7 @@
 """Responses as OpenAI's own client sees them, and to the byte as HTTP carries them."""
 
 import json
-from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -12,6 +12,7 @@ from sluice.engine.types import FinishReason, GrammarKind
 from sluice.gateway.http.openai.responses.create import parse_request
 from sluice.gateway.http.openai.responses.schemas import CreateResponseRequest
 from sluice.gateway.http.parsing import parse_body
+from sluice.pipelines.text.consumers import Generate, give
 from sluice.pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest
 from tests.gateway.http.live import MODEL, LiveServer
 
@@ -91,12 +92,12 @@ class Answer(BaseModel):
     blocks: int
 
 
-async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
-    yield TextEvent('{"blocks": 3}', 1, 1, 1, FinishReason.STOP)
+def answer_in_one(*_: Any) -> Generate:
+    return partial(give, event=TextEvent('{"blocks": 3}', 1, 1, 1, FinishReason.STOP))
 
 
 def test_parse(live: LiveServer, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.service, "generate", answer_in_one)
+    monkeypatch.setattr(live.server.plane, "generate", answer_in_one)
     parsed = client.responses.parse(**SENT, text_format=Answer)
     assert parsed.output_parsed == Answer(blocks=3)
 

@@ -1,67 +1,45 @@
-"""The store of responses: one contract over SQLite and Redis, its bounds, and what it says of a server that ended."""
+"""The archive of responses: its place and its limits, and what it says of a server that ended."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import Callable
 from pathlib import Path
+from time import time
 
+import msgspec
 import pytest
+from redis.asyncio import Redis
 
+from sluice.engine.client.stream import Consumer
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.http.openai.responses.archive import LEASE_S, Archive, StoredConversation
-from sluice.gateway.http.openai.responses.background import BackgroundRuns
+from sluice.gateway.http.openai.responses.archive import LEASE_S, Archive, StoredConversation, open_archive
+from sluice.gateway.http.openai.responses.background import BackgroundRun, BackgroundRuns
 from sluice.gateway.http.openai.responses.create import PromptItems
 from sluice.gateway.http.openai.responses.generate import ResponseTurn, generate_and_keep
 from sluice.gateway.http.openai.responses.items import ItemIds
-from sluice.gateway.http.openai.responses.records import ABSENT, RecordKey, RecordStore, SqliteRecords, StoreLimits
-from sluice.gateway.http.openai.responses.redis_records import RedisRecords
 from sluice.gateway.http.openai.responses.reply import ResponseReply
+from sluice.gateway.options.responses import ResponsesOptions
+from sluice.gateway.streams.kept import KeptStream
+from sluice.pipelines.text.consumers import Generate, give
 from sluice.pipelines.text.types import TextEvent
+from sluice.state.log import EventLog
 from tests.clock import ManualClock
+from tests.gateway.streams.test_store import origin_of
+from tests.pulled import collected
 from tests.serving.caching.parts import RedisServer
 
-KEY = RecordKey("me", "resp_1")
-LIMITS = StoreLimits(ttl_s=100.0, max_records=4, max_bytes=1000)
-ROOMY = LIMITS._replace(max_bytes=1_000_000)
 TEXT = TextEvent("Hi", 1, 3, 1)
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-async def records(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RecordStore]:
-    if request.param == "sqlite":
-        sqlite = SqliteRecords(tmp_path / "folder" / "r.sqlite", LIMITS)
-        yield sqlite
-        await sqlite.close()
-        return
-    server = RedisServer(tmp_path)
-    await server.start()
-    redis = RedisRecords(f"redis://127.0.0.1:{server.port}/0", LIMITS)
-    try:
-        yield redis
-    finally:
-        await redis.close()
-        server.kill()
+def open_file(folder: Path, max_bytes: int = 1 << 20, clock: Callable[[], float] = time) -> Archive:
+    options = ResponsesOptions(store=str(folder / "r.sqlite"), ttl_s=100, max_bytes=max_bytes)
+    archive = open_archive(options, folder, clock)
+    assert archive is not None
+    return archive
 
 
-async def test_a_record_is_replaced_only_by_who_read_it(records: RecordStore) -> None:
-    assert await records.read(KEY) is None
-    assert await records.write(KEY, b"one", ABSENT)
-    assert not await records.write(KEY, b"two", ABSENT)
-    found = await records.read(KEY)
-    assert found is not None and found.body == b"one"
-    assert await records.write(KEY, b"two", found.version)
-    assert not await records.write(KEY, b"three", found.version)
-    assert await records.read(KEY._replace(owner="other")) is None
-    assert not await records.delete(KEY._replace(owner="other"))
-    with pytest.raises(SluiceError) as refusal:
-        await records.write(KEY, b"x" * 1001, found.version + 1)
-    assert refusal.value.code is ErrorCode.TOO_LARGE
-    assert await records.delete(KEY)
-    assert not await records.delete(KEY)
-
-
-async def test_changes_at_the_same_time_all_count(records: RecordStore) -> None:
-    archive = Archive(records)
+async def test_changes_at_the_same_time_all_count(tmp_path: Path) -> None:
+    archive = open_file(tmp_path)
     await archive.add_conversation("me", "conv_1", StoredConversation(0, {}, []))
 
     async def add(number: int) -> None:
@@ -70,55 +48,60 @@ async def test_changes_at_the_same_time_all_count(records: RecordStore) -> None:
     await asyncio.gather(*map(add, range(8)))
     kept = await archive.conversation("me", "conv_1")
     assert sorted(item["id"] for item in kept.items) == list(range(8))
+    with pytest.raises(SluiceError, match="not found"):
+        await archive.conversation("other", "conv_1")
+    await archive.close()
 
 
-async def test_records_expire_and_the_oldest_give_way(tmp_path: Path) -> None:
-    clock = ManualClock(1000.0)
-    records = SqliteRecords(tmp_path / "r.sqlite", LIMITS, clock)
-
-    async def left() -> list[int]:
-        return [n for n in range(8) if await records.read(RecordKey("me", str(n))) is not None]
-
-    for number in range(5):
-        clock.now += 1
-        await records.write(RecordKey("me", str(number)), b"x", ABSENT)
-    assert await left() == [1, 2, 3, 4], "more than max_records"
-    clock.now += 1
-    await records.write(RecordKey("me", "1"), b"y" * 500, 1)
-    clock.now += 1
-    await records.write(RecordKey("me", "5"), b"z" * 500, ABSENT)
-    assert await left() == [1, 5], "more than max_bytes, and 1 was written after 2, 3 and 4"
-    clock.now += 100
-    assert await left() == []
-    await records.write(RecordKey("me", "5"), b"z", ABSENT)
-    assert await left() == [5]
-    await records.close()
+async def test_a_record_has_a_largest_size(tmp_path: Path) -> None:
+    archive = open_file(tmp_path, max_bytes=1000)
+    with pytest.raises(SluiceError, match="--responses-max-size") as refusal:
+        await archive.add_conversation("me", "conv_1", StoredConversation(0, {"a": "x" * 1000}, []))
+    assert refusal.value.code is ErrorCode.TOO_LARGE
+    await archive.close()
 
 
-async def endless() -> AsyncGenerator[TextEvent, None]:
-    yield TEXT
+async def test_a_redis_has_a_hash_for_each_record_as_it_always_had(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    await server.start()
+    url = f"redis://127.0.0.1:{server.port}/0"
+    archive = open_archive(ResponsesOptions(store=url), tmp_path)
+    assert archive is not None
+    conversation = StoredConversation(7, {}, [])
+    async with Redis.from_url(url) as client:
+        body = msgspec.msgpack.encode(conversation)
+        await client.hset("sluice:responses:me:conv_1", items=["version", 3, "body", body])
+        assert await archive.conversation("me", "conv_1") == conversation
+        await archive.change_conversation("me", "conv_1", lambda _: None)
+        assert await client.hget("sluice:responses:me:conv_1", "version") == b"4"
+        assert await client.pttl("sluice:responses:me:conv_1") > 0
+    await archive.close()
+    server.kill()
+
+
+async def endless(consumer: Consumer[TextEvent]) -> None:
+    await give(consumer, TEXT)
     await asyncio.Event().wait()
 
 
-async def one_text() -> AsyncGenerator[TextEvent, None]:
-    yield TextEvent("Hi", 1, 3, 1, FinishReason.STOP)
+async def one_text(consumer: Consumer[TextEvent]) -> None:
+    await give(consumer, TextEvent("Hi", 1, 3, 1, FinishReason.STOP))
 
 
-def make_turn(events: AsyncGenerator[TextEvent, None]) -> ResponseTurn:
+def make_turn(generate: Generate) -> ResponseTurn:
     response = {"id": "resp_1", "status": "in_progress", "store": True, "output": [], "background": True}
     reply = ResponseReply(response, ItemIds("0" * 32))
     items = PromptItems([], [{"id": "msg_1", "type": "message"}])
-    return ResponseTurn("me", "r", reply, events, items, {}, outlives_failures=True)
+    return ResponseTurn("me", "r", reply, generate, items, {}, outlives_failures=True)
 
 
 async def test_a_response_of_a_server_that_ended_has_failed(tmp_path: Path) -> None:
     clock = ManualClock(1000.0)
-    first, second = (
-        Archive(SqliteRecords(tmp_path / "r.sqlite", LIMITS._replace(max_bytes=10**6), clock)) for _ in "ab"
-    )
+    first, second = (open_file(tmp_path, clock=clock) for _ in "ab")
     runs = BackgroundRuns(first, renewal_s=1e6)
-    run = await runs.start(make_turn(endless()), is_streamed=True)
-    stream = run.log.follow(0)
+    run = await runs.start(make_turn(endless), is_streamed=True)
+    assert run.kept is not None
+    stream = run.kept.follow(0)
     while b"delta" not in await anext(stream):
         pass
     assert (await second.find("me", "resp_1")).response["status"] == "queued", "as its lease says"
@@ -139,14 +122,15 @@ async def test_a_response_of_a_server_that_ended_has_failed(tmp_path: Path) -> N
 
 
 async def test_a_response_is_cancelled_through_another_server(tmp_path: Path) -> None:
-    first, second = (Archive(SqliteRecords(tmp_path / "r.sqlite", ROOMY)) for _ in "ab")
+    first, second = (open_file(tmp_path) for _ in "ab")
     runs = BackgroundRuns(first, renewal_s=0.01)
-    run = await runs.start(make_turn(endless()), is_streamed=True)
+    run = await runs.start(make_turn(endless), is_streamed=True)
     found = await second.find("me", "resp_1")
     assert runs.find("other", "resp_1") is None
     cancelled = await second.cancel("me", "resp_1", found)
     assert cancelled["status"] == "cancelled"
-    frames = b"".join([frames async for frames in run.log.follow(0)])
+    assert run.kept is not None
+    frames = b"".join([frames async for frames in run.kept.follow(0)])
     assert b'"status":"cancelled"' in frames.rpartition(b"event: ")[2]
     assert runs.find("me", "resp_1") is None
     assert (await second.find("me", "resp_1")).response == cancelled, "the first does not write over it"
@@ -154,11 +138,21 @@ async def test_a_response_is_cancelled_through_another_server(tmp_path: Path) ->
         await archive.close()
 
 
+async def test_events_are_archived_whole_also_where_their_log_is_dropped() -> None:
+    """A server that ends leaves the logs of streams to others before its background responses have ended."""
+    kept = KeptStream(origin_of(), EventLog(), lambda _: None)
+    run = BackgroundRun(make_turn(one_text), kept)
+    run.append([b"a", b"b"])
+    kept.break_off(SluiceError(ErrorCode.UNAVAILABLE, "moved"))
+    run.append([b"c"])
+    run.append([b"d", b"e"])
+    assert run.frames(b"f") == [b"a", b"b", b"c", b"d", b"e", b"f"]
+
+
 async def test_an_answer_is_given_also_where_it_cannot_be_stored(tmp_path: Path) -> None:
     (tmp_path / "r.sqlite").write_text("not a database, but long enough to be looked at" * 10)
-    archive = Archive(SqliteRecords(tmp_path / "r.sqlite", LIMITS))
-    turn = make_turn(one_text())
-    frames = [frame async for frame in generate_and_keep(turn, archive)]
+    archive = open_file(tmp_path)
+    frames = await collected(generate_and_keep, make_turn(one_text), archive)
     assert b"response.completed" in frames[-1] and b'"store":false' in frames[-1]
     with pytest.raises(SluiceError) as refusal:
         await archive.find("me", "resp_1")

@@ -1,14 +1,16 @@
 """Tools and reasoning: what OpenAI's client sends and gets."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
+from sluice.engine.client.stream import Consumer
 from sluice.engine.types import FinishReason
 from sluice.pipelines.chat.registry import find_formats
+from sluice.pipelines.text.consumers import Generate, give
 from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
@@ -38,12 +40,15 @@ class ScriptedModel:
         self.requests: list[TextRequest] = []
         self.pieces = [ANSWER[start : start + 3] for start in range(0, len(ANSWER), 3)]
 
-    async def generate(self, model: object, request: TextRequest) -> AsyncIterator[TextEvent]:
+    def generate(self, model: object, request: TextRequest) -> Generate:
         self.requests.append(request)
+        return self._push
+
+    async def _push(self, consumer: Consumer[TextEvent]) -> None:
         for number, piece in enumerate(self.pieces, 1):
             end = FinishReason.STOP if number == len(self.pieces) else None
             detail = None if end is None else TextDetail(token_starts=range(0, len(ANSWER), 3))
-            yield TextEvent(piece, 1, 9, number, end, detail=detail)
+            await give(consumer, TextEvent(piece, 1, 9, number, end, detail=detail))
 
     @property
     def prompt(self) -> Conversation:
@@ -55,7 +60,7 @@ class ScriptedModel:
 @pytest.fixture
 def scripted(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedModel]:
     model = ScriptedModel()
-    monkeypatch.setattr(live.service, "generate", model.generate)
+    monkeypatch.setattr(live.server.plane, "generate", model.generate)
     monkeypatch.setattr(live.model, "formats", find_formats(HERMES_TEMPLATE + THINKING))
     yield model
 

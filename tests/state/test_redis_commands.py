@@ -1,13 +1,12 @@
 """The lane on its own, before a sender that answers when the test says so."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from sluice.serving.caching.redis_commands import Availability, CommandBatcher
-from sluice.serving.statistics import CacheUsage
+from sluice.state.outage import Outage
+from sluice.state.redis import CommandBatcher
 from tests.serving.batching.parts import turns
 from tests.waiting import PATIENCE_S, until
 
@@ -28,27 +27,20 @@ class Sender:
         return [2 * item for item in items]
 
 
-async def _pong() -> object:
-    return None
-
-
 @pytest.fixture
-async def availability() -> AsyncIterator[Availability]:
-    made = Availability(_pong, "here", CacheUsage(None), retry_s=60)
-    await until(lambda: made.is_up)
-    yield made
-    await made.close()
+def outage() -> Outage:
+    made = Outage("Redis is away", "Redis answers again", tolerance=3)
+    made.end()
+    return made
 
 
-def lane_of(
-    sender: Sender, availability: Availability, *, width: int = 1, max_wait_s: float = 60
-) -> CommandBatcher[int, int]:
-    return CommandBatcher(sender, -1, availability, max_wait_s=max_wait_s, width=width)
+def lane_of(sender: Sender, outage: Outage, *, width: int = 1, max_wait_s: float = 60) -> CommandBatcher[int, int]:
+    return CommandBatcher(sender, -1, outage, max_wait_s=max_wait_s, width=width)
 
 
-async def test_what_comes_meanwhile_goes_together_next(availability: Availability) -> None:
+async def test_what_comes_meanwhile_goes_together_next(outage: Outage) -> None:
     sender = Sender()
-    lane = lane_of(sender, availability)
+    lane = lane_of(sender, outage)
     first = [lane.put(number) for number in (1, 2)]
     await turns()
     then = [lane.put(number) for number in (3, 4, 5)]
@@ -58,9 +50,9 @@ async def test_what_comes_meanwhile_goes_together_next(availability: Availabilit
     assert sender.batches == [[1, 2], [3, 4, 5]]
 
 
-async def test_width_is_how_many_are_under_way(availability: Availability) -> None:
+async def test_width_is_how_many_are_under_way(outage: Outage) -> None:
     sender = Sender()
-    lane = lane_of(sender, availability, width=2)
+    lane = lane_of(sender, outage, width=2)
     answers = []
     for number in range(4):
         answers.append(lane.put(number))
@@ -72,9 +64,9 @@ async def test_width_is_how_many_are_under_way(availability: Availability) -> No
     assert sender.batches[2] == [2, 3]
 
 
-async def test_a_batch_has_a_largest_size(availability: Availability) -> None:
+async def test_a_batch_has_a_largest_size(outage: Outage) -> None:
     sender = Sender()
-    lane = lane_of(sender, availability)
+    lane = lane_of(sender, outage)
     answers = [lane.put(number) for number in range(150)]
     for _ in range(5):
         sender.let.release()
@@ -82,9 +74,9 @@ async def test_a_batch_has_a_largest_size(availability: Availability) -> None:
     assert [len(batch) for batch in sender.batches] == [32, 32, 32, 32, 22]
 
 
-async def test_an_answer_may_ask_again_at_once(availability: Availability) -> None:
+async def test_an_answer_may_ask_again_at_once(outage: Outage) -> None:
     sender = Sender()
-    lane = lane_of(sender, availability)
+    lane = lane_of(sender, outage)
     again: list[asyncio.Future[int]] = []
     lane.put(1).add_done_callback(lambda _: again.append(lane.put(2)))
     sender.let.release()
@@ -94,40 +86,40 @@ async def test_an_answer_may_ask_again_at_once(availability: Availability) -> No
         assert await again[0] == 4
 
 
-async def test_who_has_waited_too_long_gets_nothing(availability: Availability) -> None:
+async def test_who_has_waited_too_long_gets_nothing(outage: Outage) -> None:
     sender = Sender()
-    lane = lane_of(sender, availability, max_wait_s=0)
+    lane = lane_of(sender, outage, max_wait_s=0)
     assert await lane.put(1) == -1
     assert sender.batches == []
 
 
-async def test_failures_answer_with_nothing_until_it_is_down(availability: Availability) -> None:
+async def test_failures_answer_with_nothing_until_it_is_down(outage: Outage) -> None:
     sender = Sender()
     sender.error = RedisConnectionError("gone")
-    lane = lane_of(sender, availability)
+    lane = lane_of(sender, outage)
     for _ in range(3):
-        assert availability.is_up
+        assert outage.is_up
         sender.let.release()
         assert await lane.put(1) == -1
-    assert not availability.is_up
+    assert not outage.is_up
     assert lane.put(1).done()
     assert len(sender.batches) == 3
 
 
-async def test_a_success_forgives(availability: Availability) -> None:
+async def test_a_success_forgives(outage: Outage) -> None:
     sender = Sender()
-    lane = lane_of(sender, availability)
+    lane = lane_of(sender, outage)
     for error in (OSError(), TimeoutError(), None, OSError(), OSError()):
         sender.error = error
         sender.let.release()
         await lane.put(1)
-    assert availability.is_up
+    assert outage.is_up
 
 
-async def test_going_down_answers_all_that_wait(availability: Availability) -> None:
+async def test_going_down_answers_all_that_wait(outage: Outage) -> None:
     sender = Sender()
     sender.error = OSError()
-    lane = lane_of(sender, availability)
+    lane = lane_of(sender, outage)
     answers = [lane.put(number) for number in range(32 * 10)]
     for _ in range(3):
         sender.let.release()

@@ -1,4 +1,4 @@
-"""Which infer requests are answered without an application, and that they are answered alike."""
+"""Infer requests that are answered without an ASGI cycle are answered like those that have one."""
 
 import json
 import socket
@@ -11,16 +11,20 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.calls import CallLog
-from sluice.gateway.http.direct import Direct, DirectExchange, GuardedDirect
+from sluice.gateway.calls import Call, CallLog, CallObserver
+from sluice.gateway.http.exchange import ConnectionExchange, HotRoutes
+from sluice.gateway.http.guard import Guard, GuardedRoutes
+from sluice.gateway.http.passage import RequestTracing
 from sluice.gateway.http.v2.app import V2App
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.v2.trace import TraceSettings
-from sluice.gateway.v2.trace_values import TraceSetting
+from sluice.gateway.restrictions import ApiCategory, Restriction, Restrictions
+from sluice.gateway.tracing.tracer import Tracer
+from sluice.serving.model import Model
 from tests.gateway.http.plain_server import serving
 from tests.gateway.http.v2.infer_requests import ADD_SUB, IDENTITY, STRINGS, TYPES, one, pair, typed
 from tests.gateway.http.v2.models import all_models, held
 from tests.gateway.http.v2.small_server import small_server, through_application
+from tests.gateway.tracing.test_tracer import Sink
 from tests.gateway.v2.small_service import SmallService
 from tests.waiting import PATIENCE_S
 
@@ -29,21 +33,18 @@ HELD_BODY = json.dumps(one(shape=[1], datatype="INT32", data=[1])).encode()
 
 
 class Watched:
-    """The application with a record of which requests were taken directly."""
+    """The application with a count of the requests that its hot routes have begun."""
 
-    def __init__(self, app: V2App, direct: Direct | None = None) -> None:
+    def __init__(self, app: V2App, hot: HotRoutes | None = None) -> None:
         self.app = app
-        self.taken: list[bool] = []
-        self.begin_inner = (direct or app.direct).begin
-        self.takes = app.direct.takes
+        self.num_begun = 0
+        self._inner = hot or app.hot
+        self.takes = app.takes
+        self.hot: HotRoutes = self
 
-    @property
-    def direct(self) -> Direct:
-        return self
-
-    def begin(self, exchange: DirectExchange) -> bool:
-        self.taken.append(self.begin_inner(exchange))
-        return self.taken[-1]
+    def begin(self, exchange: ConnectionExchange) -> None:
+        self.num_begun += 1
+        self._inner.begin(exchange)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
@@ -64,7 +65,7 @@ def as_binary(values: list[float]) -> tuple[bytes, dict[str, str]]:
     return head + raw, {"inference-header-content-length": str(len(head))}
 
 
-PLAIN: list[tuple[str, Any, dict[str, str]]] = [
+REQUESTS: list[tuple[str, Any, dict[str, str]]] = [
     (IDENTITY, one(), {}),
     (IDENTITY, one() | {"id": "7"}, {"x-request-id": "mine"}),
     (IDENTITY, one() | {"outputs": [{"name": "OUTPUT0", "parameters": {"binary_data": True}}]}, {}),
@@ -79,8 +80,6 @@ PLAIN: list[tuple[str, Any, dict[str, str]]] = [
     (IDENTITY, one(shape=[1, 9000], data=[0.5] * 9000), {}),  # encoded aside
     (ERRORS, {"inputs": [{"name": "CODE", "shape": [1], "datatype": "BYTES", "data": ["OVERLOADED"]}]}, {}),
     (ERRORS, {"inputs": [{"name": "CODE", "shape": [1], "datatype": "BYTES", "data": ["TOO_LARGE"]}]}, {}),
-]
-DECLINED: list[tuple[str, Any, dict[str, str]]] = [
     ("/v2/models/nobody/infer", one(), {}),
     (IDENTITY, b"no JSON", {}),
     (IDENTITY, one(data=["text"]), {}),
@@ -89,7 +88,6 @@ DECLINED: list[tuple[str, Any, dict[str, str]]] = [
     (IDENTITY, {"inputs": []} | {"outputs": 1}, {}),
     (IDENTITY, one(), {"x-sluice-timeout-ms": "1000"}),
     (IDENTITY, one(), {"content-encoding": "gzip"}),
-    (IDENTITY, one(shape=[1, 40_000], data=[0.5] * 40_000), {}),
     ("/v2/models/text_repeat/infer", {"inputs": []}, {}),
 ]
 
@@ -106,48 +104,31 @@ def application(watched: tuple[Watched, httpx.Client]) -> Iterator[httpx.Client]
         yield client
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "headers", "is_direct"),
-    [*((*each, True) for each in PLAIN), *((*each, False) for each in DECLINED)],
-)
+@pytest.mark.parametrize(("path", "body", "headers"), REQUESTS)
 def test_either_way_the_answer_is_the_same(
-    watched: tuple[Watched, httpx.Client],
-    application: httpx.Client,
-    caplog: pytest.LogCaptureFixture,
-    path: str,
-    body: Any,
-    headers: dict[str, str],
-    is_direct: bool,
+    watched: tuple[Watched, httpx.Client], application: httpx.Client, path: str, body: Any, headers: dict[str, str]
 ) -> None:
     app, client = watched
-    before = len(app.taken)
+    before = app.num_begun
     answer = post(client, path, body, headers)
-    assert any(app.taken[before:]) is is_direct
+    assert app.num_begun == before + 1
     sent = {name: each for name, each in answer.request.headers.items() if name != "host"}
     whole = application.post(path, content=answer.request.content, headers=sent)
     assert (answer.status_code, answer.content) == (whole.status_code, whole.content)
     assert {**answer.headers, "date": ""} == {**whole.headers, "date": ""}
-    assert "unexpected" not in caplog.text
 
 
-def test_an_unexpected_error_is_logged_once_and_left_to_the_application(
+def test_an_unexpected_error_is_answered_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
-        raise failures.pop()
+        raise ZeroDivisionError("ours")
 
-    failures: list[Exception] = [KeyError("third"), ZeroDivisionError("second"), ZeroDivisionError("first")]
-    monkeypatch.setattr("sluice.gateway.http.v2.direct.parse_plain_request", fail)
-    app = Watched(V2App(SmallService(*all_models()), ServeConfig()))
-    with serving(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        for _ in range(3):
-            assert post(client, IDENTITY, one(), {}).status_code == 200
-    assert app.taken == [False] * 3
-    found = [each for each in caplog.records if "unexpected" in each.getMessage()]
-    assert [each.levelname for each in found] == ["ERROR"] * 2
-    assert [str(each.exc_info[1]) for each in found if each.exc_info] == ["first", "'third'"]
-    assert all(each.exc_info and each.exc_info[2] for each in found)
-    assert IDENTITY in found[0].getMessage() and "ZeroDivisionError" in found[0].getMessage()
+    monkeypatch.setattr("sluice.gateway.http.v2.infer.parse_plain_request", fail)
+    with small_server(SmallService(*all_models())) as small:
+        assert small.post(IDENTITY, one()).status_code == 500
+    (found,) = [each for each in caplog.records if "unexpected" in each.getMessage()]
+    assert found.exc_info and str(found.exc_info[1]) == "ours"
 
 
 def raw_request(body: bytes, path: str = IDENTITY, more: str = "") -> bytes:
@@ -185,16 +166,15 @@ def numbered(number: float, **more: Any) -> bytes:
 
 def test_requests_in_one_piece_are_answered_in_order(watched: tuple[Watched, httpx.Client]) -> None:
     app, client = watched
-    before = len(app.taken)
+    before = app.num_begun
     with connect(client) as connection:
-        declined = "x-sluice-priority: 1\r\n"
-        pieces = [raw_request(numbered(i), more=declined if i % 3 == 2 else "") for i in range(9)]
+        encoded = "/v2/models/%69dentity/infer"
+        pieces = [raw_request(numbered(i), encoded if i % 3 == 2 else IDENTITY) for i in range(9)]
         connection.sendall(b"".join(pieces))
         assert values(read_answers(connection, 9)) == [float(i) for i in range(9)]
-        assert app.taken[before:][0]
+        assert app.num_begun > before
         connection.sendall(raw_request(numbered(9.0)))
         assert values(read_answers(connection, 1)) == [9.0]
-    assert app.taken[-1]
 
 
 @pytest.mark.parametrize("cut", [10, 60, -30, -1])
@@ -208,9 +188,9 @@ def test_a_request_in_pieces_is_answered(watched: tuple[Watched, httpx.Client], 
         assert values(read_answers(connection, 2)) == [4.5, 4.5]
 
 
-def test_chunks_and_continue_are_left_to_the_application(watched: tuple[Watched, httpx.Client]) -> None:
-    app, client = watched
-    before, body = len(app.taken), numbered(2.5)
+def test_chunks_and_continue_are_answered(watched: tuple[Watched, httpx.Client]) -> None:
+    _, client = watched
+    body = numbered(2.5)
     chunked = client.post(IDENTITY, content=iter([body[:9], body[9:]]))
     assert chunked.json()["outputs"][0]["data"] == [2.5]
     with connect(client) as connection:
@@ -218,7 +198,6 @@ def test_chunks_and_continue_are_left_to_the_application(watched: tuple[Watched,
         assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)
         assert values(read_answers(connection, 1)) == [2.5]
-    assert not any(app.taken[before:])
 
 
 def test_a_client_that_closes_is_answered_and_closed(watched: tuple[Watched, httpx.Client]) -> None:
@@ -232,44 +211,67 @@ def test_a_client_that_closes_is_answered_and_closed(watched: tuple[Watched, htt
     assert values([received.partition(b"\r\n\r\n")[2]]) == [1.0]
 
 
-def test_a_request_that_is_traced_is_left_to_the_application() -> None:
-    service = SmallService(*all_models())
-    app = Watched(V2App(service, ServeConfig()))
-    with serving(app) as url, httpx.Client(base_url=url) as client:
-        assert post(client, IDENTITY, one(), {}).status_code == 200
-        service.trace = TraceSettings("/dev/null", TraceSetting(frozenset({"TIMESTAMPS"}), rate=1))
-        assert post(client, IDENTITY, one(), {}).status_code == 200
-    assert app.taken == [True, False]
+class Seen(CallObserver):
+    """Notes the calls that end."""
+
+    def __init__(self) -> None:
+        self.ended: list[tuple[int | None, int, bool]] = []
+
+    def end(self, call: Call) -> None:
+        self.ended.append((call.status, call.bytes_in, call.bytes_out > 0))
+
+
+def guarded(*models: Model, calls: CallLog, **more: Any) -> tuple[Watched, list[int]]:
+    counted: list[int] = []
+    inner = V2App(SmallService(*models), ServeConfig())
+    guard = Guard(calls, lambda path, status: counted.append(status), lambda path: "v2", **more)
+    return Watched(inner, GuardedRoutes(inner.hot, guard)), counted
 
 
 def test_answers_have_ids_and_are_counted() -> None:
-    calls, counted = CallLog(), list[tuple[str, int]]()
-    inner = V2App(SmallService(*all_models()), ServeConfig())
-    app = Watched(inner, GuardedDirect(inner.direct, calls, lambda path, status: counted.append((path, status))))
+    app, counted = guarded(*all_models(), calls=CallLog())
     with serving(app) as url, httpx.Client(base_url=url) as client:
         assert post(client, IDENTITY, one(), {"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
         assert len(post(client, IDENTITY, one(), {"x-request-id": "not mine"}).headers["x-request-id"]) == 24
         long = one(shape=[1, 9000], data=[0.5] * 9000)
         assert post(client, IDENTITY, long, {"x-request-id": "mine-2"}).headers["x-request-id"] == "mine-2"
-        assert counted == [(IDENTITY, 200)] * 3
+        assert post(client, IDENTITY, one(), {"sec-fetch-site": "cross-site"}).status_code == 403
         assert client.get("/v2/health/live").status_code == 200
-        calls.is_active = True
-        assert post(client, IDENTITY, one(), {}).status_code == 200
-    assert app.taken == [True, True, True, False]
+    assert counted == [200, 200, 200, 403] and app.num_begun == 4
 
 
-def test_a_disconnect_cancels_and_counts() -> None:
-    model, counted = held(is_decoupled=False), list[int]()
-    inner = V2App(SmallService(model), ServeConfig())
-    app = Watched(inner, GuardedDirect(inner.direct, CallLog(), lambda path, status: counted.append(status)))
+def test_calls_traces_and_restrictions_stand_before_them() -> None:
+    """Whoever observes or guards inference does so on the connection, too."""
+    calls, seen, sink = CallLog(), Seen(), Sink()
+    calls.observe(seen)
+    tracing = RequestTracing(Tracer(sink=sink), lambda name: ())
+    secret = Restriction(frozenset({ApiCategory.INFERENCE}), "pass", "word")
+    app, counted = guarded(*all_models(), calls=calls, tracing=tracing, restrictions=Restrictions([secret]))
+    with serving(app) as url, httpx.Client(base_url=url) as client:
+        refused = post(client, IDENTITY, one(), {})
+        assert refused.json() == {"error": "This API is restricted, expecting header 'pass'"}
+        answer = post(client, IDENTITY, one(), {"pass": "word", "x-request-id": "mine"})
+        assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+    size = int(answer.request.headers["content-length"])
+    assert seen.ended == [(403, 0, True), (200, size, True)] and counted == [403, 200] and app.num_begun == 2
+    assert [each.root.attributes["http.response.status_code"] for each in sink.kept] == [403, 200]
+    assert [each.name for each in sink.kept[1].spans][1:] == ["infer identity"]
+
+
+@pytest.mark.parametrize("is_observed", [False, True])
+def test_a_disconnect_cancels_and_counts(is_observed: bool) -> None:
+    calls, seen = CallLog(), Seen()
+    calls.observe(seen)
+    calls.is_active = is_observed
+    model = held(is_decoupled=False)
+    app, counted = guarded(model, calls=calls)
     with serving(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         with connect(client) as connection:
             connection.sendall(raw_request(HELD_BODY, "/v2/models/held/infer"))
             assert model.started.wait(PATIENCE_S)
         assert model.cancelled.wait(PATIENCE_S)
         assert client.get("/v2/health/live").status_code == 200
-    assert app.taken == [True]
-    assert counted == [499]
+    assert counted == [499] and seen.ended == [(499, len(HELD_BODY), False)] * is_observed
 
 
 def test_what_follows_a_request_in_flight_waits() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluice.calendar_clock import LASTING_S, CalendarClock
+from sluice.state.calendar_clock import LASTING_S, CalendarClock
 
 DAY_S = 86_400.0
 

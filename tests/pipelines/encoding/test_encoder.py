@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.encoder import TextEncoder
+from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model
 from sluice.serving.repository.repository import ModelRepository

@@ -8,9 +8,9 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from sluice.gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
 from sluice.gateway.tracing.tracer import Tracer
-from sluice.spans import RemoteParent, current_span
+from sluice.record.otel import ExportSettings, TraceExport, make_exporter, make_resource
+from sluice.record.spans import RemoteParent, current_span, remote_parent
 from tests.otlp_receiver import running_receiver
 from tests.waiting import PATIENCE_S
 
@@ -18,7 +18,8 @@ PARENT = RemoteParent(0xA1, 0xB2, True, "vendor=7")
 
 
 def record(tracer: Tracer, num_children: int = 1) -> None:
-    root = tracer.open("request", "id-1", {"http.request.method": "POST"}, PARENT)
+    remote_parent.set(PARENT)
+    root = tracer.open("request", "id-1", {"http.request.method": "POST"})
     assert root is not None
     for number in range(num_children):
         child = root.child("part", {"sluice.tokens": number, "names": ("a", "b")})
@@ -27,6 +28,7 @@ def record(tracer: Tracer, num_children: int = 1) -> None:
         child.end()
     root.end()
     current_span.set(None)
+    remote_parent.set(None)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -35,8 +37,8 @@ async def test_a_collector_gets_every_span(protocol: str) -> None:
         url = receiver.http_url if protocol == "http" else receiver.grpc_url
         export = TraceExport(make_exporter(url), make_resource({"deployment": "test"}), ExportSettings(delay_s=0.01))
         record(Tracer(sink=export))
-        spans = receiver.wait_trace(f"{PARENT.trace_id:032x}")
         await export.close()
+        spans = receiver.wait_trace(f"{PARENT.trace_id:032x}")
     root, part = spans["request"], spans["part"]
     assert (root.parent_id, root.kind, root.is_failed) == (f"{PARENT.span_id:016x}", 2, False)
     assert (part.parent_id, part.kind, part.is_failed, part.events) == (root.span_id, 1, True, ["first_token"])
@@ -59,7 +61,7 @@ async def test_a_collector_that_is_down_loses_spans_and_says_so_once(caplog: pyt
             exporter.shutdown()  # ends its tries, which take seconds
             await export.close()
     assert (export.num_exported, export.num_lost) == (0, 6)
-    [line] = [each for each in caplog.records if each.name == "sluice.gateway.tracing.export"]
+    [line] = [each for each in caplog.records if each.name == "sluice.record.otel"]
     assert "spans for there are lost" in line.getMessage()
 
 

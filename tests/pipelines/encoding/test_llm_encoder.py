@@ -14,14 +14,15 @@ import pytest
 
 from sluice.engine.config import EngineConfig, Task
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.encoding.encoder import QUERY_PREFIX, TO_THE_MODEL, Embeddings
+from sluice.pipelines.encoding.llm_encoder import LlmEncoder
 from sluice.pipelines.llm.pooling import EmbeddingSettings, PoolingMode, read_embedding_settings
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.text_loading import load_text
-from sluice.pipelines.rag.encoder import QUERY_PREFIX, TO_THE_MODEL, Embeddings
-from sluice.pipelines.rag.llm_encoder import LlmEncoder
 from sluice.pipelines.text.types import TextRequest
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.paths import MODELS
+from tests.pulled import collected
 
 TEXTS = ["one", "A block table maps blocks.", "word " * 150, "Blocks of a finished request are kept."]
 MODES = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "lasttoken": "pooling_mode_lasttoken"}
@@ -115,7 +116,7 @@ def test_without_files_the_last_token_counts_and_kept_prefixes_change_nothing(fo
             assert np.abs(many[[0, 2]] - first).max() < 1e-5
             assert np.abs(np.linalg.norm(many, axis=1) - 1).max() < 1e-5
             with pytest.raises(SluiceError, match="gives embeddings and no text"):
-                await anext(encoder.text.generate(TextRequest(request_id="r", prompt="x")))
+                await collected(encoder.text.generate, TextRequest(request_id="r", prompt="x"))
 
     asyncio.run(run())
 

@@ -12,8 +12,8 @@ from onnx import ModelProto, TensorProto, helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.encoding.reranker import LlmReranker, ModelReranker, PairTokenizer
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.rag.retrieval.reranker import LlmReranker, ModelReranker, PairTokenizer
 from sluice.serving.model import Model
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.python.parts import Lookup, loaded, write_model

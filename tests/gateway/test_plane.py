@@ -1,4 +1,4 @@
-"""The service over a real engine, whose runner has no model but can be held still and broken."""
+"""The data plane over a real engine, whose runner has no model but can be held still and broken."""
 
 import asyncio
 import threading
@@ -15,15 +15,20 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.runners.base import StepBatch
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.service import InferenceService
+from sluice.gateway.health import ServerHealth
+from sluice.gateway.plane import Plane
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.text.consumers import Generate
 from sluice.pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
+from sluice.serving.request import InferRequest
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
+from tests.gateway.grpc.parts import EchoModel
 from tests.gateway.repositories import empty_repository, llm_model
 from tests.paths import RILL_TOKENIZER
+from tests.pulled import collected, pulled
 from tests.waiting import PATIENCE_S
 
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -54,7 +59,8 @@ class HeldRunner(EchoRunner):
 
 @dataclass
 class Rig:
-    service: InferenceService
+    plane: Plane
+    metrics: GatewayMetrics
     engine: InProcessEngineClient
     runner: HeldRunner
     model: LlmText
@@ -62,20 +68,23 @@ class Rig:
 
     def serve(self) -> None:
         """End the loading."""
-        self.service.repository.add(self.loaded)
-        self.service.begin_serving()
+        self.plane.repository.add(self.loaded)
+        self.plane.health.begin_serving()
 
     def stream(self, max_tokens: int = 5, prompt: str = "Hello") -> AsyncGenerator[TextEvent, None]:
-        sampling = SamplingOverrides(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
-        request = TextRequest(request_id="r", prompt=prompt, sampling=sampling, protocol="test")
-        return self.service.generate(self.model, request)
+        return pulled(self._generate(max_tokens, prompt))
 
     async def collect(self, max_tokens: int = 5) -> list[TextEvent]:
-        return [event async for event in self.stream(max_tokens)]
+        return await collected(self._generate(max_tokens, "Hello"))
+
+    def _generate(self, max_tokens: int, prompt: str) -> Generate:
+        sampling = SamplingOverrides(max_tokens=max_tokens, ignore_eos=True, temperature=0.0)
+        request = TextRequest(request_id="r", prompt=prompt, sampling=sampling, protocol="test")
+        return self.plane.generate(self.model, request)
 
     def count(self, outcome: str) -> float:
         labels = {"model": "rill", "protocol": "test", "outcome": outcome}
-        return sample(self.service.metrics.registry, "sluice_requests_total", labels)
+        return sample(self.metrics.registry, "sluice_requests_total", labels)
 
 
 def sample(registry: CollectorRegistry, name: str, labels: dict[str, str]) -> float:
@@ -84,20 +93,20 @@ def sample(registry: CollectorRegistry, name: str, labels: dict[str, str]) -> fl
 
 @asynccontextmanager
 async def rig(**limits: int) -> AsyncIterator[Rig]:
-    """A service that is still loading."""
+    """A data plane that is still loading."""
     runner = HeldRunner()
     engine = InProcessEngineClient(msgspec.structs.replace(EngineConfig(model_path=""), **limits), runner)
     await engine.start()
     metrics = GatewayMetrics()
     repository = empty_repository(metrics)
     await repository.start()
-    service = InferenceService(repository, metrics, HEARTBEAT_TIMEOUT_S)
+    plane = Plane(repository, ServerHealth(repository, HEARTBEAT_TIMEOUT_S))
     model = llm_model("rill", RILL_TOKENIZER, engine, metrics)
     try:
-        yield Rig(service, engine, runner, model.text, model)
+        yield Rig(plane, metrics, engine, runner, model.text, model)
     finally:
         runner.let_go()
-        await service.close()
+        await repository.close(0)
         await engine.stop()
 
 
@@ -118,10 +127,10 @@ def on_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 @on_loop
 async def test_ready_only_after_the_model_has_generated() -> None:
     async with rig() as it:
-        assert it.service.is_live() and not it.service.is_ready()
-        assert it.service.readiness().reason == "the server is loading its models"
+        assert it.plane.health.is_live() and not it.plane.health.is_ready()
+        assert it.plane.health.why_not_ready() == "the server is loading its models"
         with pytest.raises(SluiceError, match="model 'rill' is not ready: the server is loading its models") as caught:
-            it.service.llm("rill")
+            it.plane.llm("rill")
         assert caught.value.code is ErrorCode.UNAVAILABLE
         warming = asyncio.create_task(it.model.warm_up())
         await asyncio.sleep(0)
@@ -129,21 +138,21 @@ async def test_ready_only_after_the_model_has_generated() -> None:
         it.runner.allow(1)
         await warming
         it.serve()
-        assert it.service.is_ready()
-        assert it.service.llms() == [it.service.llm("rill")] == [it.model]
+        assert it.plane.health.is_ready()
+        assert it.plane.llms() == [it.plane.llm("rill")] == [it.model]
 
 
 @on_loop
 async def test_a_model_that_is_ready_serves_while_others_are_loading() -> None:
     async with rig() as it:
-        it.service.repository.add(it.loaded)
-        assert it.service.find("rill") is it.loaded and it.service.llm("rill") is it.model
+        it.plane.repository.add(it.loaded)
+        assert it.plane.models.find("rill") is it.loaded and it.plane.llm("rill") is it.model
         with pytest.raises(SluiceError, match="model 'late' is not ready: the server is loading its models"):
-            it.service.find("late")
-        assert not it.service.is_ready()
-        it.service.begin_drain()
+            it.plane.models.find("late")
+        assert not it.plane.health.is_ready()
+        it.plane.health.begin_drain()
         with pytest.raises(SluiceError, match="shutting down"):
-            it.service.find("rill")
+            it.plane.models.find("rill")
 
 
 @on_loop
@@ -151,7 +160,7 @@ async def test_unknown_models_are_not_found_and_the_known_ones_named() -> None:
     async with rig() as it:
         it.serve()
         with pytest.raises(SluiceError, match="model 'gpt' not found; available: rill") as caught:
-            it.service.llm("gpt")
+            it.plane.llm("gpt")
         assert (caught.value.code, caught.value.param) == (ErrorCode.NOT_FOUND, "model")
 
 
@@ -163,7 +172,7 @@ async def test_refusals_come_before_the_first_event() -> None:
             await anext(it.stream(prompt="word " * 9000))
         assert caught.value.code is ErrorCode.INVALID
         assert it.count("invalid") == 1
-        assert it.service.num_open == 0
+        assert it.plane.num_open == 0
 
 
 @on_loop
@@ -189,8 +198,8 @@ async def test_closing_a_stream_cancels_it_in_the_engine() -> None:
         it.runner.allow(FIRST_STEPS)
         async with aclosing(it.stream(5000)) as stream:
             await anext(stream)
-            assert it.service.num_open == 1
-        assert it.service.num_open == 0
+            assert it.plane.num_open == 1
+        assert it.plane.num_open == 0
         assert it.count("cancelled") == 1
         it.runner.allow(100)
         assert len(await it.collect(1)) == 1  # the engine obeys in order: the cancel came before this
@@ -202,10 +211,10 @@ async def test_a_stream_is_open_from_its_start() -> None:
     async with rig() as it:
         it.serve()
         stream = it.stream()
-        assert it.service.num_open == 0
+        assert it.plane.num_open == 0
         await stream.aclose()
-        assert await it.service.wait_idle(PATIENCE_S)
-        assert (it.service.num_open, it.count("cancelled")) == (0, 0)
+        assert await it.plane.wait_idle(PATIENCE_S)
+        assert (it.plane.num_open, it.count("cancelled")) == (0, 0)
 
 
 @on_loop
@@ -215,18 +224,18 @@ async def test_draining_refuses_the_new_and_finishes_the_old() -> None:
         it.runner.allow(FIRST_STEPS)
         stream = it.stream(50)
         await anext(stream)
-        it.service.begin_drain()
-        assert it.service.readiness().reason == "the server is shutting down"
-        assert it.service.is_live()
-        for refused in (it.collect(), asyncio.to_thread(it.service.llm, "rill")):
+        it.plane.health.begin_drain()
+        assert it.plane.health.why_not_ready() == "the server is shutting down"
+        assert it.plane.health.is_live()
+        for refused in (it.collect(), asyncio.to_thread(it.plane.llm, "rill")):
             with pytest.raises(SluiceError, match="the server is shutting down") as caught:
                 await refused
             assert caught.value.code is ErrorCode.UNAVAILABLE
-        assert not await it.service.wait_idle(0.01)
+        assert not await it.plane.wait_idle(0.01)
         it.runner.allow(100)
         rest = [event async for event in stream]
         assert rest[-1].finish_reason is FinishReason.LENGTH
-        assert await it.service.wait_idle(PATIENCE_S)
+        assert await it.plane.wait_idle(PATIENCE_S)
 
 
 @on_loop
@@ -238,15 +247,15 @@ async def test_aborting_ends_streams_with_the_error_queued_ones_too() -> None:
         await anext(running)
         queued = asyncio.create_task(it.collect())
         await asyncio.sleep(0)
-        it.service.begin_drain()
-        await it.service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "time is up"))
+        it.plane.health.begin_drain()
+        await it.plane.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "time is up"))
         it.runner.allow(100)
         with pytest.raises(SluiceError, match="time is up"):
             async for _ in running:  # what it had before it was aborted comes first
                 pass
         with pytest.raises(SluiceError, match="time is up"):
             await queued
-        assert await it.service.wait_idle(PATIENCE_S)
+        assert await it.plane.wait_idle(PATIENCE_S)
         assert it.count("unavailable") == 2
 
 
@@ -254,10 +263,10 @@ async def test_aborting_ends_streams_with_the_error_queued_ones_too() -> None:
 async def test_a_silent_engine_is_not_live() -> None:
     async with rig() as it:
         it.engine.heartbeat_age_s = lambda: HEARTBEAT_TIMEOUT_S  # type: ignore[method-assign]
-        assert it.service.is_live(), "while loading silence is expected"
+        assert it.plane.health.is_live(), "while loading silence is expected"
         it.serve()
-        assert it.service.liveness().reason == "the engine has been silent for 5.0 s"
-        assert not it.service.is_ready()
+        assert it.plane.health.why_not_live() == "the engine has been silent for 5.0 s"
+        assert not it.plane.health.is_ready()
 
 
 @on_loop
@@ -266,11 +275,11 @@ async def test_while_the_engine_restarts_the_server_lives_and_is_not_ready() -> 
         it.serve()
         it.runner.allow(100)
         it.engine.is_restarting = True
-        assert it.service.is_live()
-        assert it.service.readiness().reason == "the engine is restarting"
-        assert it.service.llm("rill") is it.model, "new requests are taken, and wait"
+        assert it.plane.health.is_live()
+        assert it.plane.health.why_not_ready() == "the engine is restarting"
+        assert it.plane.llm("rill") is it.model, "new requests are taken, and wait"
         it.engine.is_restarting = False
-        assert it.service.is_ready()
+        assert it.plane.health.is_ready()
 
 
 @on_loop
@@ -279,8 +288,8 @@ async def test_a_silent_engine_that_can_be_replaced_is_not_ready_and_no_reason_t
         it.serve()
         it.engine.can_restart = True
         it.engine.heartbeat_age_s = lambda: HEARTBEAT_TIMEOUT_S  # type: ignore[method-assign]
-        assert it.service.is_live()
-        assert it.service.readiness().reason == "the engine has been silent for 5.0 s"
+        assert it.plane.health.is_live()
+        assert it.plane.health.why_not_ready() == "the engine has been silent for 5.0 s"
 
 
 @on_loop
@@ -296,6 +305,49 @@ async def test_a_dead_engine_fails_its_streams_and_the_probes() -> None:
             async for _ in stream:
                 pass
         assert caught.value.code is ErrorCode.UNAVAILABLE
-        assert not it.service.is_live() and not it.service.is_ready()
+        assert not it.plane.health.is_live() and not it.plane.health.is_ready()
         with pytest.raises(SluiceError, match="the engine failed"):
-            it.service.llm("rill")
+            it.plane.llm("rill")
+
+
+# --- versions that share requests ---
+
+
+@pytest.fixture
+async def plane() -> AsyncIterator[Plane]:
+    repository = empty_repository(GatewayMetrics())
+    plane = Plane(repository, ServerHealth(repository, HEARTBEAT_TIMEOUT_S))
+    await repository.start()
+    for version in (1, 2):
+        repository.add(EchoModel("echo", version=version))
+    plane.health.begin_serving()
+    yield plane
+    await repository.close(0)
+
+
+async def test_all_of_a_sequence_goes_to_one_version(plane: Plane) -> None:
+    plane.repository.set_weights("echo", {1: 1, 2: 1})
+    found = plane.models.find("echo")
+    chosen = [
+        {plane.models.route_sequence(found, InferRequest({}, correlation_id=number)).version for _ in range(5)}
+        for number in range(1, 41)
+    ]
+    assert all(len(versions) == 1 for versions in chosen)
+    assert set().union(*chosen) == {1, 2}
+
+
+async def test_what_says_more_than_the_sequence_is_left_alone(plane: Plane) -> None:
+    plane.repository.set_weights("echo", {1: 1})
+    found = plane.models.find("echo")
+    in_sequence = InferRequest({}, correlation_id=7)
+    assert plane.models.route_sequence(found, in_sequence).version == 1
+    assert plane.models.route_sequence(found, in_sequence, version=2) is found
+    assert plane.models.route_sequence(found, in_sequence, key="client") is found
+    assert plane.models.route_sequence(found, InferRequest({})) is found
+
+
+async def test_weights_of_versions_that_there_are_not(plane: Plane) -> None:
+    with pytest.raises(SluiceError, match="version 3 of model 'echo' does not serve; those that do: 1, 2") as caught:
+        plane.repository.set_weights("echo", {3: 1})
+    assert caught.value.code is ErrorCode.INVALID
+    assert not plane.repository.has_weights("echo")
