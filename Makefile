@@ -92,10 +92,9 @@ format: $(VENV)/.dev ## format the code and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(VENV)/.docs ## write the generated tables and vectors, build the documentation's site into build/site
+docs: $(VENV)/.docs ## write the generated tables, build the documentation's site into build/site
 	$(BIN)/python -m tests.tools.drawings
 	$(BIN)/python -m tests.tools.generated_docs --measure
-	$(BIN)/python -m training.sentence_encoder.documentation
 	$(BIN)/python -m tests.tools.site_pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "build/site/index.html"
@@ -103,7 +102,7 @@ docs: $(VENV)/.docs ## write the generated tables and vectors, build the documen
 console: console/node_modules/.done ## build the console's pages, checked in as gateway/http/console/static (needs npm)
 	cd console && npm run --silent check && npm run --silent build
 
-vectors: $(VENV)/.dev ## encode the documentation for gateway/documentation.npz, after a change of it
+vectors: $(VENV)/.dev ## encode the documentation for gateway/documentation.npz, when a tenth of it has changed
 	$(BIN)/python -m training.sentence_encoder.documentation
 
 bench: $(VENV)/.dev ## the figures of docs/performance.md; some: make bench ARGS="serving executor"
@@ -132,7 +131,7 @@ $(VENV)/.made:
 
 $(VENV)/.serve: pyproject.toml | $(VENV)/.made
 	@echo "Installing Sluice into $(VENV) (about 650 MB, once; a minute or a few) ..."
-	@$(BIN)/python $(INSTALL) --editable .
+	@$(BIN)/python $(INSTALL) --editable '.[load,tokenizers]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.made
