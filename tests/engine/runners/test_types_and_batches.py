@@ -22,6 +22,11 @@ TYPES = [("auto", "none", "auto", 0.95), ("f32", "int8", "auto", 0.9), ("auto", 
 weights are random and wide, and experts that nearly tie change places, so these are further off than trained ones: most
 are above 0.995 in bf16 and above 0.99 in int8."""
 
+LAST = -1
+NEAR_TIES = {("phimoe", "auto", "int8"): -2}
+"""The case whose prompt is compared in place of the last one, in whose middle two experts nearly tie: in bf16 the CPU's
+kernels decide between them. It has no recorded logits; those of rounded weights are computed."""
+
 
 def least_cosine(actual: NDArray[np.floating], expected: NDArray[np.floating]) -> float:
     actual, expected = actual.astype(np.float64), expected.astype(np.float64)
@@ -34,8 +39,6 @@ def least_cosine(actual: NDArray[np.floating], expected: NDArray[np.floating]) -
 def test_logits_are_those_of_transformers(
     name: str, dtype: str, quantization: str, cache_dtype: str, least: float, tmp_path: Path
 ) -> None:
-    if name == "phimoe" and dtype == "auto" and quantization == "int8":
-        pytest.skip("two experts nearly tie on this prompt, and in bf16 the CPU's kernels decide which one is chosen")
     golden = read_family(name)
     write_checkpoint(golden.blueprint, tmp_path)
     runner = load_runner(
@@ -51,14 +54,15 @@ def test_logits_are_those_of_transformers(
             num_threads=None if quantization == "none" else 1,
         )
     )
-    prompt, expected = golden.cases[-1].prompt_token_ids, np.array(golden.logits, np.float32)
+    case = NEAR_TIES.get((name, dtype, quantization), LAST)
+    prompt, expected = golden.cases[case].prompt_token_ids, np.array(golden.logits, np.float32)
     alone = prefill(runner, prompt, sampled_rows=[len(prompt) // 2, len(prompt) - 1]).copy()
     together = runner.run(in_a_batch(prompt, runner.info.vocab_size)).read().copy()
     clean = continuations(runner, golden)
     poison(runner)
     assert continuations(runner, golden) == clean
     runner.close()
-    if quantization == "int8" and least_cosine(alone, expected) <= least:
+    if case != LAST or (quantization == "int8" and least_cosine(alone, expected) <= least):
         # A cache in u8 rounds again, and after bf16 not what it rounds after float32.
         least = 0.999 if cache_dtype == "auto" else 0.9
         expected = rounded_logits(golden, prompt, tmp_path / "rounded", cache_dtype)
