@@ -1,4 +1,4 @@
-"""What stands before every route, over ASGI and on a connection alike: ids, counts, pages, keys, quotas, restrictions,
+"""The guard before every route, over ASGI and on a connection alike: ids, counts, pages, keys, quotas, restrictions,
 traces."""
 
 from collections.abc import Callable
@@ -128,19 +128,18 @@ class GuardMiddleware:
             return message
 
         try:
-            try:
-                refusal = await self._find_refusal(passage, scope)
-                app = self._app if refusal is None else error_response(path, refusal)
-                is_noted = passage.call is not None or passage.root is not None
-                await app(scope, receive_noted if is_noted else receive, send_noted)
-            finally:
-                passage.end()
-                if self._guard.tracing is not None:
-                    current_span.set(None)
+            refusal = await self._find_refusal(passage, scope)
+            app = self._app if refusal is None else error_response(path, refusal)
+            is_noted = passage.call is not None or passage.root is not None
+            await app(scope, receive_noted if is_noted else receive, send_noted)
         except Exception as error:
             if has_started:
                 raise  # the server closes the connection, so that nothing looks complete
             await error_response(path, as_sluice_error(error, request_id))(scope, receive, send_noted)
+        finally:
+            passage.end()
+            if self._guard.tracing is not None:
+                current_span.set(None)
 
     async def _find_refusal(self, passage: Passage, scope: Scope) -> SluiceError | None:
         guard, own = self._guard, scope if IN_PROCESS in scope else None

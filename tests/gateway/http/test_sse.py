@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.calls import Call, CallLog, CallObserver
@@ -131,6 +132,18 @@ def test_frames_are_counted_in_their_call() -> None:
         text = httpx.get(url).text
     assert text.count("data: ") == 2
     assert [call.bytes_out for call in ended] == [len(text)]
+
+
+def test_a_failure_that_nobody_expected_has_its_status_in_its_call() -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise KeyError("secret")
+
+    calls, ended = CallLog(), list[Call]()
+    calls.observe(Ended(ended))
+    with serving(GuardMiddleware(failing, guard(calls))) as url:
+        answer = httpx.get(url)
+    assert answer.status_code == 500 and "secret" not in answer.text
+    assert [(call.status, call.bytes_out) for call in ended] == [(500, len(answer.content))]
 
 
 class Ended(CallObserver):
