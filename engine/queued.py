@@ -8,7 +8,7 @@ from sluice.engine.types import GenerateRequest
 
 @dataclass(slots=True, eq=False)
 class RequestSize:
-    """What tells how much a sequence computes, and how long its output may become."""
+    """The numbers that tell how much a sequence computes, and how long its output may become."""
 
     tenant: str
     num_prompt: int

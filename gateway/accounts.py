@@ -37,7 +37,7 @@ _HOW_TO_GO_ON = (
 
 @dataclass(frozen=True, slots=True)
 class Accounts:
-    """What says who may send requests, and counts them."""
+    """The parts that identify senders and count what they use: calls, ledger, quotas."""
 
     calls: CallLog = field(default_factory=CallLog)
     ledger: CallLedger | None = None

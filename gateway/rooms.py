@@ -14,7 +14,7 @@ Close = Callable[[], Awaitable[None]]
 
 
 class Rooms:
-    """What the rooms of one server registered: metrics, notices, watchers and closers. Belongs to the event loop."""
+    """Holds what a server's rooms registered: metrics, notices, watchers and closers. Belongs to the event loop."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry

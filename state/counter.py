@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sluice.state.redis import Answering, CommandBatcher, RedisClient
+from sluice.state.outage import Outage
+from sluice.state.redis import CommandBatcher, RedisClient
 
 _SCRIPT = """
 local command, prefix, holder, now, since, parts = unpack(cmsgpack.unpack(ARGV[1]))
@@ -94,7 +95,7 @@ _WIDTH = 4
 
 
 class LevelChange(NamedTuple):
-    """What a change does to one level: `amount` is added in place of what was `held`.
+    """A change of one level: `amount` is added in place of what was `held`.
 
     A level may be at most `most`, -1 for any; `leak` comes back in a millisecond. The key is forgotten `lifetime_ms`
     after its last change.
@@ -122,7 +123,7 @@ class RedisCounter:
     def __init__(
         self,
         client: RedisClient,
-        answering: Answering,
+        outage: Outage,
         prefix: str,
         *,
         timeout_s: float,
@@ -130,13 +131,13 @@ class RedisCounter:
     ) -> None:
         """All keys begin with `prefix`. A change waits at most `timeout_s` until it is sent. `clock` None: Redis'."""
         self._client = client
-        self._answering = answering
+        self._outage = outage
         self._prefix = prefix
         self._clock = clock
         self._ahead_ms = (time() - monotonic()) * 1000
         """How far Redis' clock is ahead of the monotonic one here."""
         self._batcher: CommandBatcher[bytes, Counted | None] = CommandBatcher(
-            self._send, None, answering, max_wait_s=timeout_s, width=_WIDTH
+            self._send, None, outage, max_wait_s=timeout_s, width=_WIDTH
         )
 
     def now(self) -> int:
@@ -167,7 +168,7 @@ class RedisCounter:
         replies = await pipeline.execute(raise_on_error=False)
         failure = next((each for each in replies if isinstance(each, Exception)), None)
         if failure is not None:
-            self._answering.failed(failure)
+            self._outage.failed(failure)
         return [None if isinstance(each, Exception) else self._read(each) for each in replies]
 
     def _read(self, reply: list[int]) -> Counted:

@@ -1,4 +1,4 @@
-"""What a store is: records by shelf and name, each with a version, which servers share."""
+"""The interface of a store: records by shelf and name, each with a version, which servers share."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol

@@ -7,14 +7,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from sluice.state.outage import unavailable
+from sluice.state.outage import Outage, unavailable
 
 FAILURES = (RedisError, OSError, TimeoutError)
 """Exceptions of commands where Redis is away, slow, or refuses them."""
@@ -68,15 +68,6 @@ def heed_cancellation() -> None:
         raise asyncio.CancelledError
 
 
-class Answering(Protocol):
-    """Whether Redis answers, and who learns of each answer."""
-
-    @property
-    def is_up(self) -> bool: ...
-    def succeeded(self) -> None: ...
-    def failed(self, error: Exception) -> None: ...
-
-
 class _Waiting(NamedTuple, Generic[Item, Answer]):
     item: Item
     answer: asyncio.Future[Answer]
@@ -94,7 +85,7 @@ class CommandBatcher(Generic[Item, Answer]):
         self,
         send: Callable[[list[Item]], Awaitable[list[Answer]]],
         nothing: Answer,
-        availability: Answering,
+        availability: Outage,
         *,
         max_wait_s: float,
         width: int = 1,

@@ -149,7 +149,7 @@ class EngineClient(ABC):
         self.is_sleeping = False
         """Whether the engine was put to sleep. A new one in place of one that was lost asleep goes to sleep too."""
         self.replica = Replica("", self)
-        """What this client is to those who serve with several."""
+        """This client as the only replica, for readers of several."""
         self.keeper: StreamKeeper | None = None
         """Moves streams of this client to other engines; None where it has the only one."""
         self._lora = KnownAdapters(dict(config.lora_modules))

@@ -64,7 +64,7 @@ class _Load:
         self.stats = stats
         self.num_sent = self.sent_tokens = 0
         self.view: ReplicaView | None = None
-        """What the router sees of the replica; None where that is to be made anew."""
+        """The router's view of the replica; None where it is to be made anew."""
 
 
 class ReplicaChooser:

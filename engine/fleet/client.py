@@ -323,7 +323,7 @@ class FleetClient:
 
 
 Engine = EngineClient | FleetClient
-"""What generates for a model: one engine, or several as one."""
+"""The engine of a model: one, or several as one."""
 
 
 async def _restore_adapter(replica: Replica, name: str, path: str | None) -> None:

@@ -124,7 +124,7 @@ class FrameWriter:
         self._unsent = b""
         self._sending = asyncio.Lock()
         self._silence = SilenceBreaker(send, b"", 0.0)
-        """Of the response, once it has begun."""
+        """Sends keep-alive frames once the response has begun."""
         self._timer: asyncio.TimerHandle | None = None
         self._early: asyncio.Task[None] | None = None
 

@@ -43,7 +43,7 @@ _Change = Callable[[], "asyncio.Future[Counted | None]"]
 
 
 class _Amounts(NamedTuple):
-    """What a change adds to the levels of a party, by the names that accounts have for these."""
+    """The amounts that a change adds to a party's levels, by the names that accounts have for these."""
 
     request_level: int = 0
     num_streams: int = 0

@@ -28,7 +28,7 @@ _DECAY = 0.9
 
 @dataclass(slots=True)
 class _Learned:
-    """What is known of runs of one size: the slowest of late, of the thread's own time, and the quickest by the clock.
+    """The run times of one batch size: the slowest recent one in CPU time, and the fastest by the clock.
 
     Threads wait for each other and for the interpreter's lock, so their runs look longer than they are.
     """
