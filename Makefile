@@ -17,8 +17,8 @@ PEFT := peft==0.21.2
 # What `make test-torch` runs over torch in place of OpenVINO, as it depends on the runtime: runners, the hand-over of
 # their blocks, the map of their caches, and of OpenAI's API the answers, whose tokens they draw.
 ON_TORCH := $(addprefix tests/engine/runners/test_,adapters.py architectures.py block_copies.py draft_model.py \
-  isolation.py loading.py runner.py) tests/engine/fleet/test_handover_live.py tests/gateway/http/test_live.py \
-  $(addprefix tests/gateway/http/openai/test_,choices.py completions.py constraints.py fields.py logprobs.py) \
+  isolation.py loading.py runner.py) tests/engine/fleet/test_handover_live.py tests/gateway/front/http/test_live.py \
+  $(addprefix tests/gateway/api/openai/test_,choices.py completions.py constraints.py fields.py logprobs.py) \
   tests/pipelines/llm/test_offline.py tests/triton/test_seeds.py
 MINUTES := 10
 N := 20
@@ -68,7 +68,7 @@ test-vllm: $(VENV)/.dev $(VLLM)/.done ## models on the vLLM runtime, on the CPU 
 	$(BIN)/python -m pytest -m vllm -n 2 --dist loadfile --timeout=600 tests/vllm $(ARGS)
 
 test-on-vllm: $(VENV)/.dev $(VLLM)/.done ## the gateway's tests of a language model, over vLLM
-	$(BIN)/python -m pytest --on-vllm --timeout=400 tests/gateway/http $(ARGS)
+	$(BIN)/python -m pytest --on-vllm --timeout=400 tests/gateway/front/http tests/gateway/api tests/gateway/answers $(ARGS)
 
 test-dynamo: $(VENV)/.dev $(DYNAMO)/.done ## two workers under NVIDIA Dynamo's front end and router (0.9 GB in build/)
 	$(BIN)/python -m pytest -m dynamo --timeout=400 tests/dynamo $(ARGS)
@@ -99,7 +99,7 @@ docs: $(VENV)/.docs ## write the generated tables, build the documentation's sit
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "build/site/index.html"
 
-console: console/node_modules/.done ## build the console's pages, checked in as gateway/http/console/static (needs npm)
+console: console/node_modules/.done ## build the console's pages, checked in as gateway/watch/console/static (needs npm)
 	cd console && npm run --silent check && npm run --silent build
 
 vectors: $(VENV)/.dev ## encode the documentation for gateway/documentation.npz, when a tenth of it has changed

@@ -20,18 +20,18 @@ from uuid import uuid4
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.gateway.access.control import AccessControl
-from sluice.gateway.access.identity import Identity, QuotaLimits
-from sluice.gateway.access.keys import make_key
-from sluice.gateway.access.ring import KeyRing
 from sluice.gateway.calls import CallLog, current_call, note_model
-from sluice.gateway.http.guard import Guard, GuardMiddleware
-from sluice.gateway.ledger.ledger import CallLedger
-from sluice.gateway.ledger.prices import PriceTable
-from sluice.gateway.ledger.sqlite import SqliteLedger
-from sluice.gateway.quotas.observer import QuotaObserver
-from sluice.gateway.quotas.redis_store import RedisQuotas
-from sluice.gateway.quotas.store import MemoryQuotas, QuotaStore
+from sluice.gateway.front.http.guard import Guard, GuardMiddleware
+from sluice.gateway.tenancy.access.control import AccessControl
+from sluice.gateway.tenancy.access.identity import Identity, QuotaLimits
+from sluice.gateway.tenancy.access.keys import make_key
+from sluice.gateway.tenancy.access.ring import KeyRing
+from sluice.gateway.tenancy.ledger.ledger import CallLedger
+from sluice.gateway.tenancy.ledger.prices import PriceTable
+from sluice.gateway.tenancy.ledger.sqlite import SqliteLedger
+from sluice.gateway.tenancy.quotas.observer import QuotaObserver
+from sluice.gateway.tenancy.quotas.redis_store import RedisQuotas
+from sluice.gateway.tenancy.quotas.store import MemoryQuotas, QuotaStore
 
 NUM_KEYS = 1000
 LIMITS = QuotaLimits(requests_per_minute=10**9, tokens_per_minute=10**9)

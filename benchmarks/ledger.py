@@ -16,9 +16,9 @@ from time import perf_counter
 
 import apsw
 
-from sluice.gateway.ledger.rows import DAY_US, LedgerRow, day_number, sum_days, today
-from sluice.gateway.ledger.sqlite import SqliteLedger
-from sluice.gateway.ledger.store import LedgerBatch, UsageQuery
+from sluice.gateway.tenancy.ledger.rows import DAY_US, LedgerRow, day_number, sum_days, today
+from sluice.gateway.tenancy.ledger.sqlite import SqliteLedger
+from sluice.gateway.tenancy.ledger.store import LedgerBatch, UsageQuery
 
 _COLUMNS = ", ".join(LedgerRow._fields)
 _FILL = f"""

@@ -24,10 +24,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from sluice.errors import SluiceError
-from sluice.gateway.http.errors import openai_error_body
-from sluice.gateway.http.server import HttpServer
-from sluice.gateway.http.sse import EventStreamResponse, push_all
-from sluice.gateway.listeners import listen
+from sluice.gateway.front.http.errors import openai_error_body
+from sluice.gateway.front.http.server import HttpServer
+from sluice.gateway.front.http.sse import EventStreamResponse, push_all
+from sluice.gateway.front.listeners import listen
 
 JSON = (
     '{"id":"chatcmpl-4f2a9c0b17de4411","object":"chat.completion.chunk","created":1780000000,"model":"rill",'
@@ -90,7 +90,7 @@ def encode_error(error: SluiceError) -> bytes:
 
 
 VARIANTS: dict[str, Callable[[Steps], Response]] = {
-    "ours (gateway/http/sse.py)": lambda steps: EventStreamResponse(partial(push_all, steps.frames()), encode_error),
+    "ours (front/http/sse.py)": lambda steps: EventStreamResponse(partial(push_all, steps.frames()), encode_error),
     "starlette StreamingResponse": lambda steps: StreamingResponse(steps.frames(), media_type="text/event-stream"),
     "sse-starlette, text": lambda steps: EventSourceResponse(steps.payloads()),
     "sse-starlette, ready bytes": lambda steps: EventSourceResponse(steps.frames()),

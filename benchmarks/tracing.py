@@ -22,8 +22,8 @@ from starlette.types import Message, Receive, Scope, Send
 from sluice.engine.client.stream import GenerationStream
 from sluice.engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams, SequenceTiming, TokenEvent
 from sluice.gateway.calls import CallLog
-from sluice.gateway.http.guard import Guard, GuardMiddleware
-from sluice.gateway.http.passage import RequestTracing
+from sluice.gateway.front.http.guard import Guard, GuardMiddleware
+from sluice.gateway.front.http.passage import RequestTracing
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.gateway.tracing.tracer import Tracer
 from sluice.pipelines.text.stream import timed_feed

@@ -27,9 +27,9 @@ from sluice.log_lines import JSON
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from sluice.gateway.batches.lines import CheckedFile
-    from sluice.gateway.batches.results import ResultFiles
-    from sluice.gateway.plane import Plane
+    from sluice.gateway.answers.batches.lines import CheckedFile
+    from sluice.gateway.answers.batches.results import ResultFiles
+    from sluice.gateway.plane.data_plane import Plane
 
 _GROUPS = (
     *("model", "repository", "instances", "scheduling", "cache", "speculation", "tensorrt_llm", "requests", "logging"),
@@ -82,7 +82,7 @@ def command(argv: list[str]) -> int:
         paths, config = _parse(argv)
     except OptionError as error:
         return _fail(str(error), USAGE_ERROR)
-    from sluice.gateway.batches.lines import check_file  # imported late: bad options should be reported fast
+    from sluice.gateway.answers.batches.lines import check_file  # imported late: bad options should be reported fast
 
     try:
         found = check_file(paths.requests, sys.maxsize)
@@ -182,7 +182,7 @@ class RunProgress:
 
 async def _run(paths: RunPaths, found: "CheckedFile", config: ServeConfig, checkpoint: Path | None) -> int:
     """Answer what is not finished. Raises SluiceError, OSError, and ValueError for files of something else."""
-    from sluice.gateway.batches.results import ResultFiles
+    from sluice.gateway.answers.batches.results import ResultFiles
 
     results = ResultFiles(paths.output, paths.errors)
     try:
@@ -206,12 +206,12 @@ async def _run(paths: RunPaths, found: "CheckedFile", config: ServeConfig, check
 async def _ask(
     paths: RunPaths, found: "CheckedFile", config: ServeConfig, checkpoint: Path | None, progress: RunProgress
 ) -> None:
-    from sluice.gateway.batches.line_run import LineRun
-    from sluice.gateway.batches.lines import pending_lines
-    from sluice.gateway.batches.places import PlaceKeeper, measure_capacity
-    from sluice.gateway.batches.records import new_id
-    from sluice.gateway.batches.service import check_model
-    from sluice.gateway.http.in_process import InProcessClient
+    from sluice.gateway.answers.batches.line_run import LineRun
+    from sluice.gateway.answers.batches.lines import pending_lines
+    from sluice.gateway.answers.batches.places import PlaceKeeper, measure_capacity
+    from sluice.gateway.answers.batches.records import new_id
+    from sluice.gateway.answers.batches.service import check_model
+    from sluice.gateway.api.in_process import InProcessClient
 
     console = Console(stderr=True, soft_wrap=True)
     async with AsyncExitStack() as stack:

@@ -12,7 +12,7 @@ from time import perf_counter
 from sluice.errors import SluiceError
 from sluice.gateway.bundled import pipeline_repository
 from sluice.gateway.checkpoint import find_checkpoint, served_name
-from sluice.gateway.listeners import ListenError
+from sluice.gateway.front.listeners import ListenError
 from sluice.gateway.options.command_line import check_accepted_flags, parse_flags
 from sluice.gateway.options.config import ServeConfig, find_unknown_variables, read_config
 from sluice.gateway.options.option import FAILED, USAGE_ERROR, OptionError

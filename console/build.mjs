@@ -6,7 +6,7 @@ import { fileURLToPath } from "node:url";
 import * as esbuild from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const built = join(here, "..", "gateway", "http", "console", "static");
+const built = join(here, "..", "gateway", "watch", "console", "static");
 const copied = ["index.html", "icon.svg"];
 const bundled = ["preact", "@preact/signals", "@preact/signals-core", "uplot"];
 const sources = ["build.mjs", "package-lock.json", "tsconfig.json", "src", ...copied];
@@ -30,7 +30,7 @@ function* filesUnder(path) {
   else for (const name of readdirSync(path).sort()) yield* filesUnder(join(path, name));
 }
 
-// The same sum is made in tests/gateway/http/console/test_built_files.py: paths in order, each with the sum of its file.
+// The same sum is made in tests/gateway/watch/console/test_built_files.py: paths in order, each with the sum of its file.
 function sumSources() {
   const whole = createHash("sha256");
   const paths = sources.flatMap((each) => [...filesUnder(join(here, each))].map((path) => relative(here, path)));

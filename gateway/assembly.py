@@ -8,7 +8,9 @@ from pathlib import Path
 from starlette.types import ASGIApp
 
 from sluice.engine.fleet.client import Engine
-from sluice.gateway.accounts import open_accounts
+from sluice.gateway.answers.batches.service import BatchService
+from sluice.gateway.api.apis import open_streams
+from sluice.gateway.api.app import create_app
 from sluice.gateway.backends import (
     SharedResources,
     make_host_policies,
@@ -16,17 +18,13 @@ from sluice.gateway.backends import (
     make_rate_limiter,
     make_repository,
 )
-from sluice.gateway.batches.service import BatchService
 from sluice.gateway.calls import note_cached
 from sluice.gateway.checkpoint import served_name
-from sluice.gateway.http.apis import open_streams
-from sluice.gateway.http.app import create_app
-from sluice.gateway.listeners import OtherPorts
+from sluice.gateway.front.listeners import OtherPorts
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.option import OptionError
 from sluice.gateway.options.telemetry import MetricsOptions
-from sluice.gateway.quotas.store import QuotaStore
-from sluice.gateway.rooms import OtherProcesses, Rooms
+from sluice.gateway.plane.rooms import OtherProcesses, Rooms
 from sluice.gateway.server import Server, build_server
 from sluice.gateway.telemetry.engine import EngineCollector
 from sluice.gateway.telemetry.event_loop import EventLoopMonitor
@@ -34,6 +32,8 @@ from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.gateway.telemetry.page import MetricsPage, latency_options
 from sluice.gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
 from sluice.gateway.telemetry.routes import RouteCollector
+from sluice.gateway.tenancy.accounts import open_accounts
+from sluice.gateway.tenancy.quotas.store import QuotaStore
 from sluice.pipelines.answers.cache import AnswerCache
 from sluice.pipelines.llm.backend import load_checkpoint
 from sluice.serving.caching import open_cache

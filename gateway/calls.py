@@ -11,10 +11,10 @@ from contextvars import ContextVar
 from time import perf_counter, time
 
 from sluice.errors import SluiceError
-from sluice.gateway.access.control import AccessControl, Credentials
-from sluice.gateway.access.identity import Identity, RouteGroup
-from sluice.gateway.access.rights import check_model, choose_priority, may_use
-from sluice.gateway.access.ring import KeyRing
+from sluice.gateway.tenancy.access.control import AccessControl, Credentials
+from sluice.gateway.tenancy.access.identity import Identity, RouteGroup
+from sluice.gateway.tenancy.access.rights import check_model, choose_priority, may_use
+from sluice.gateway.tenancy.access.ring import KeyRing
 
 OpenStreams = dict[Callable[[SluiceError], None], Identity]
 """Open streams: the function that ends each, and the identity that sent it."""

@@ -19,7 +19,7 @@ from sluice.addresses import host_and_port
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.announcements import describe_served, print_line
 from sluice.gateway.checkpoint import served_name
-from sluice.gateway.listeners import (
+from sluice.gateway.front.listeners import (
     GrpcEndpoint,
     Listeners,
     OtherPorts,
@@ -32,8 +32,8 @@ from sluice.gateway.listeners import (
 from sluice.gateway.model_engine import make_model_engine
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.process_settings import favour_event_loop
-from sluice.gateway.telemetry.log_ring import find_ring
-from sluice.gateway.telemetry.log_socket import LogSocket
+from sluice.gateway.watch.logs.ring import find_ring
+from sluice.gateway.watch.logs.socket import LogSocket
 from sluice.heap import settle_objects
 from sluice.run_folder import remove_all, remove_left_over
 from sluice.start_times import START_TIMES
@@ -42,9 +42,9 @@ if TYPE_CHECKING:  # imported for real while the engine loads
     from starlette.types import ASGIApp
 
     from sluice.engine.fleet.client import Engine
-    from sluice.gateway.batches.service import BatchService
-    from sluice.gateway.grpc.server import GrpcServer
-    from sluice.gateway.http.server import HttpServer
+    from sluice.gateway.answers.batches.service import BatchService
+    from sluice.gateway.api.v2.grpc.server import GrpcServer
+    from sluice.gateway.front.http.server import HttpServer
     from sluice.gateway.server import Server
     from sluice.gateway.workers.host import WorkerPool
 
@@ -208,7 +208,7 @@ class GatewayServer:
             await _cancel(reading)
 
     def _begin_serving(self, server: "Server", app: "ASGIApp") -> None:
-        from sluice.gateway.http.in_process import InProcessClient
+        from sluice.gateway.api.in_process import InProcessClient
         from sluice.gateway.server import check_start
 
         check_start(server.plane, self._config.repository)
@@ -262,9 +262,9 @@ class GatewayServer:
 
     async def _open(self) -> "tuple[Server, ASGIApp]":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
-        from sluice.gateway.accounts import report_access
+        from sluice.gateway.answers.batches.service import BatchService
         from sluice.gateway.assembly import make_application, make_server, measure_process
-        from sluice.gateway.batches.service import BatchService
+        from sluice.gateway.tenancy.accounts import report_access
 
         if self._sockets is not None:
             from sluice.gateway.workers.host import WorkerPool
@@ -289,8 +289,8 @@ class GatewayServer:
 
     async def _start_http(self, server: "Server", app: "ASGIApp") -> None:
         """Serve the protocols, by workers where there are several, and the metrics."""
-        from sluice.gateway.http.app import create_metrics_app, make_page_guard
-        from sluice.gateway.http.server import HttpServer
+        from sluice.gateway.api.app import create_metrics_app, make_page_guard
+        from sluice.gateway.front.http.server import HttpServer
 
         if self._workers is None:
             self._servers.append(HttpServer(app, self._listeners.http[0]))
@@ -316,7 +316,7 @@ class GatewayServer:
 
     async def _listen_for_grpc(self, server: "Server") -> GrpcEndpoint | None:
         """Start gRPC. Returns None where it is switched off."""
-        from sluice.gateway.grpc.server import GrpcServer
+        from sluice.gateway.api.v2.grpc.server import GrpcServer
 
         options, host = self._config.grpc, self._config.http.host
         if not options.is_allowed:
@@ -410,5 +410,5 @@ async def _cancel(*tasks: asyncio.Task[object]) -> None:
 
 def _import_heavy_modules() -> None:
     """Import heavy modules; to be called on a thread, so that the event loop goes on."""
-    for name in ("sluice.gateway.assembly", "sluice.gateway.grpc.server", "sluice.pipelines.llm.backend"):
+    for name in ("sluice.gateway.assembly", "sluice.gateway.api.v2.grpc.server", "sluice.pipelines.llm.backend"):
         import_module(name)

@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.accounts import Accounts
-from sluice.gateway.adapters import RuntimeAdapters
-from sluice.gateway.health import ServerHealth
-from sluice.gateway.live_requests import LiveRequests
+from sluice.gateway.api.v2.log_settings import LogSettings
+from sluice.gateway.api.v2.server import V2Server
+from sluice.gateway.api.v2.shared_memory import SharedMemoryRegistry
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.option import OptionError
 from sluice.gateway.options.serving import RepositoryOptions
 from sluice.gateway.options.telemetry import LoggingOptions
-from sluice.gateway.plane import Plane
-from sluice.gateway.profiler import Profiler
-from sluice.gateway.rooms import OtherProcesses, Rooms
+from sluice.gateway.plane.adapters import RuntimeAdapters
+from sluice.gateway.plane.data_plane import Plane
+from sluice.gateway.plane.health import ServerHealth
+from sluice.gateway.plane.live_requests import LiveRequests
+from sluice.gateway.plane.profiler import Profiler
+from sluice.gateway.plane.rooms import OtherProcesses, Rooms
 from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.tenancy.accounts import Accounts
 from sluice.gateway.tracer_setup import make_trace_settings, make_tracer
-from sluice.gateway.v2.log_settings import LogSettings
-from sluice.gateway.v2.server import V2Server
-from sluice.gateway.v2.shared_memory import SharedMemoryRegistry
 from sluice.pipelines.answers.cache import AnswerCache
 from sluice.pipelines.rag.library import DocumentLibrary
 from sluice.pipelines.routes.settings import ROUTES_FLAG, RouteSettings, read_routes

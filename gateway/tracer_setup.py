@@ -1,12 +1,12 @@
 """Builds what records requests, from the configuration."""
 
+from sluice.gateway.api.v2.trace import TraceSettings
+from sluice.gateway.api.v2.trace_spans import TracesAsSpans
+from sluice.gateway.api.v2.trace_values import TraceSetting
 from sluice.gateway.options.option import OptionError
 from sluice.gateway.options.telemetry import TraceOptions
 from sluice.gateway.options.tracing import TracingOptions
 from sluice.gateway.tracing.tracer import SpanSink, Tracer
-from sluice.gateway.v2.trace import TraceSettings
-from sluice.gateway.v2.trace_spans import TracesAsSpans
-from sluice.gateway.v2.trace_values import TraceSetting
 from sluice.record.timelines import TimelineRing
 
 _INSTALL = "pip install 'sluice[otel]'"

@@ -38,12 +38,12 @@ _LONG = {
     "engine/runners/test_block_copies.py",
     "engine/runners/test_isolation.py",
     "engine/runners/test_types_and_batches.py",
-    "gateway/http/console/test_chat.py",
-    "gateway/http/console/test_infer.py",
-    "gateway/http/console/test_operator.py",
-    "gateway/http/console/test_pictures.py",
-    "gateway/http/console/test_rag.py",
-    "gateway/http/streams/test_two_gateways.py",
+    "gateway/watch/console/test_chat.py",
+    "gateway/watch/console/test_infer.py",
+    "gateway/watch/console/test_operator.py",
+    "gateway/watch/console/test_pictures.py",
+    "gateway/watch/console/test_rag.py",
+    "gateway/answers/streams/test_two_gateways.py",
     "gateway/test_reloading.py",
     "gateway/test_remote_engines.py",
     "gateway/test_replicas.py",
@@ -135,7 +135,7 @@ def _is_of_any_engine(item: pytest.Item) -> bool:
 def _is_on_torch(item: pytest.Item) -> bool:
     """Whether it runs a model: of the tests of HTTP, those with a server that has one."""
     fixtures = {"live", "server", "start_server"} & {*getattr(item, "fixturenames", ())}
-    is_of_http = (TESTS / "gateway/http") in item.path.parents
+    is_of_http = not {TESTS / "gateway/front", TESTS / "gateway/api"}.isdisjoint(item.path.parents)
     return item.get_closest_marker("stand_in") is None and bool(fixtures or not is_of_http)
 
 

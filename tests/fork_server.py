@@ -27,8 +27,8 @@ _IMPORTED = (
     "sluice.cli.serve",
     "sluice.gateway.lifecycle",
     "sluice.gateway.assembly",
-    "sluice.gateway.batches.service",
-    "sluice.gateway.grpc.server",
+    "sluice.gateway.answers.batches.service",
+    "sluice.gateway.api.v2.grpc.server",
     "sluice.pipelines.llm.backend",
 )
 _IGNORED = ("PYTEST_CURRENT_TEST",)
@@ -179,7 +179,7 @@ def _become_new(folder: str, stdout: int, stderr: int) -> None:
         os.dup2(fd, number)
     os.closerange(_FIRST_OTHER_FD, os.sysconf("SC_OPEN_MAX"))
     os.chdir(folder)
-    from sluice.gateway.http import request
+    from sluice.gateway.front.http import request
 
     request._PROCESS_MARK = secrets.token_hex(len(request._PROCESS_MARK) // 2)
 

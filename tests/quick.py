@@ -1,5 +1,6 @@
 """The choice of `make quick`: tests that start no process and no library that runs models, in files of which none takes
-long (tests/seconds.py). A server in the process of the tests is asked over a file (tests/gateway/http/portless.py).
+long (tests/seconds.py). A server in the process of the tests is asked over a file
+(tests/gateway/front/http/portless.py).
 
 A test is left out if its function, its fixtures, or a function or class of the tests that these refer to, refers to one
 of STARTERS. A test that runs torch, or starts something costly through the product's own code, has a marker (`torch`,

@@ -3,8 +3,8 @@
 from xdist.scheduler import LoadFileScheduling
 
 TOGETHER = (
-    ("tests/gateway/http/anthropic/",),
-    ("tests/gateway/http/ollama/",),
+    ("tests/gateway/api/anthropic/",),
+    ("tests/gateway/api/ollama/",),
     ("tests/serving/repository/stores/",),
     ("tests/triton/test_c", "tests/triton/test_exam.py", "tests/triton/test_response", "tests/triton/test_streams.py"),
 )

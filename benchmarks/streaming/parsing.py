@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from benchmarks.figures import Figure, ReportProgress, Target
-from sluice.gateway.http.openai.chat import ChatReply
-from sluice.gateway.http.openai.parts import PartsReply
-from sluice.gateway.http.openai.reply import OpenAIReply, ReplyOptions
+from sluice.gateway.api.openai.chat import ChatReply
+from sluice.gateway.api.openai.parts import PartsReply
+from sluice.gateway.api.openai.reply import OpenAIReply, ReplyOptions
 from sluice.pipelines.chat.registry import ChatFormats, find_formats
 from sluice.pipelines.text.types import TextEvent
 from tests.pipelines.chat.samples import CANONICAL, TOOLS

@@ -19,11 +19,11 @@ from sluice.cli.live.server import RunningServer, ServerError
 from sluice.engine.config import EngineConfig, Runtime
 from sluice.engine.runtimes import RuntimeChoice, choose_runtime
 from sluice.errors import SluiceError
-from sluice.gateway.live.findings import Severity
 from sluice.gateway.options.command_line import add_options
 from sluice.gateway.options.config import GROUPS, ServeConfig, read_client_options, read_config
 from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, seconds
 from sluice.gateway.options.rag import RagClientOptions
+from sluice.gateway.watch.live.findings import Severity
 
 _OVERVIEW = """\
 Check this machine, its libraries and the models to be served. The report lists what will not work, what will work

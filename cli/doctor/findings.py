@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.gateway.live.findings import Finding, Severity
+from sluice.gateway.watch.live.findings import Finding, Severity
 
 DoctorFinding = Finding
 

@@ -13,10 +13,10 @@ from rich.markup import escape
 
 from sluice.cli.doctor.findings import print_table
 from sluice.cli.live.server import RunningServer, ServerError
-from sluice.gateway.live.bounds import BoundKind, LiveFinding, Observation, judge
-from sluice.gateway.live.findings import Severity
-from sluice.gateway.live.scrape import Change, Scrape
 from sluice.gateway.options.option import FAILED
+from sluice.gateway.watch.live.bounds import BoundKind, LiveFinding, Observation, judge
+from sluice.gateway.watch.live.findings import Severity
+from sluice.gateway.watch.live.scrape import Change, Scrape
 
 _INSTANCE_MODELS = 20
 """Most models whose configuration is asked for: those with requests that wait."""

@@ -9,7 +9,7 @@ from sluice.cli.serve import resolve_draft_model
 from sluice.engine.process.curve import make_certificates
 from sluice.errors import SluiceError
 from sluice.gateway.checkpoint import find_checkpoint, served_name
-from sluice.gateway.listeners import ListenError
+from sluice.gateway.front.listeners import ListenError
 from sluice.gateway.options.command_line import add_options
 from sluice.gateway.options.config import GROUPS, ParsedFlags, read_config, read_group
 from sluice.gateway.options.engine_server import EngineServerOptions

@@ -25,12 +25,12 @@ from sluice.engine.config import Listening
 from sluice.errors import SluiceError
 from sluice.gateway.announcements import print_line
 from sluice.gateway.calls import CallLog
-from sluice.gateway.http.access import PageGuard, PageMiddleware
-from sluice.gateway.http.server import HttpServer
-from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.front.http.access import PageGuard, PageMiddleware
+from sluice.gateway.front.http.server import HttpServer
+from sluice.gateway.front.listeners import listen, listener_url
+from sluice.gateway.front.path_masking import hide_paths
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.engine_server import EngineServerOptions
-from sluice.gateway.path_masking import hide_paths
 from sluice.gateway.telemetry.engine import NamedEngine, engine_families
 from sluice.gateway.telemetry.exposition import choose_writer
 

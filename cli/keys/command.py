@@ -17,8 +17,12 @@ from rich.table import Table
 
 from sluice.cli.terminal import is_confirmed, strip_control
 from sluice.errors import SluiceError
-from sluice.gateway.access.identity import QuotaLimits, RouteGroup
-from sluice.gateway.access.keys import (
+from sluice.gateway.options.access import AccessOptions
+from sluice.gateway.options.batches import BatchOptions
+from sluice.gateway.options.config import list_options, read_config
+from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type
+from sluice.gateway.tenancy.access.identity import QuotaLimits, RouteGroup
+from sluice.gateway.tenancy.access.keys import (
     NewKey,
     StoredKey,
     describe_key,
@@ -29,11 +33,7 @@ from sluice.gateway.access.keys import (
     rotate_key,
     update_key,
 )
-from sluice.gateway.access.store import KeyStore, open_keys
-from sluice.gateway.options.access import AccessOptions
-from sluice.gateway.options.batches import BatchOptions
-from sluice.gateway.options.config import list_options, read_config
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type
+from sluice.gateway.tenancy.access.store import KeyStore, open_keys
 
 _OVERVIEW = """\
 Make, show, rotate and revoke API keys. Servers that share the store follow within a second; none need run.

@@ -9,10 +9,10 @@ import msgspec
 from sluice.cli.keys.command import STORE_FLAGS, add_command, add_limits, given_limits, open_store, print_json
 from sluice.cli.terminal import strip_control
 from sluice.errors import SluiceError
-from sluice.gateway.access.identity import NO_LIMITS, QuotaLimits
-from sluice.gateway.access.keys import check_tenant_name, parse_limits
-from sluice.gateway.access.store import KeyStore
 from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from sluice.gateway.tenancy.access.identity import NO_LIMITS, QuotaLimits
+from sluice.gateway.tenancy.access.keys import check_tenant_name, parse_limits
+from sluice.gateway.tenancy.access.store import KeyStore
 
 _PROGRAM = "sluice tenants"
 _OVERVIEW = """\

@@ -11,8 +11,8 @@ import orjson
 
 from sluice.cli.loopback import is_loopback
 from sluice.cli.sse import SseEvent, parse_events
-from sluice.gateway.live.bounds import Health
-from sluice.gateway.live.scrape import Scrape, parse_scrape
+from sluice.gateway.watch.live.bounds import Health
+from sluice.gateway.watch.live.scrape import Scrape, parse_scrape
 
 TIMEOUT_S = 10.0
 _LIVE, _LOGS = "/v1/admin/live", "/v1/admin/logs"

@@ -15,7 +15,7 @@ from sluice.cli.live.server import find_metrics
 from sluice.cli.loopback import is_loopback
 from sluice.cli.sse import DONE, SseEvent, parse_events
 from sluice.cli.terminal import shorten_line
-from sluice.gateway.live.scrape import Scrape, parse_scrape
+from sluice.gateway.watch.live.scrape import Scrape, parse_scrape
 
 JsonObject = dict[str, Any]
 _CONNECT_S = 10.0

@@ -9,7 +9,7 @@ import httpx
 import orjson
 
 from sluice.cli.smoke.deployment import Deployment, JsonObject, SmokeFailedError, SmokeSkippedError, describe, shorten
-from sluice.gateway.live.scrape import Change, Scrape
+from sluice.gateway.watch.live.scrape import Change, Scrape
 
 _CANCEL_S = 10.0
 """How long a server may take to notice that a client has left, and to count it."""

@@ -18,15 +18,15 @@ from sluice.cli.loopback import is_loopback
 from sluice.cli.terminal import strip_control
 from sluice.cli.usage.tables import CsvTable, JsonLinesTable, ParquetTable, TableError, TableWriter
 from sluice.errors import SluiceError
-from sluice.gateway.ledger.opening import is_postgres, open_ledger
-from sluice.gateway.ledger.rows import LedgerRow
-from sluice.gateway.ledger.store import GROUPINGS, PAGE_ROWS, LedgerStore, UsageQuery
-from sluice.gateway.ledger.usage import DEFAULT_DAYS, describe_usage, parse_query
 from sluice.gateway.options.batches import BatchOptions
 from sluice.gateway.options.config import list_options, read_client_options, read_config
 from sluice.gateway.options.ledger import LedgerOptions
 from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
 from sluice.gateway.options.rag import RagClientOptions
+from sluice.gateway.tenancy.ledger.opening import is_postgres, open_ledger
+from sluice.gateway.tenancy.ledger.rows import LedgerRow
+from sluice.gateway.tenancy.ledger.store import GROUPINGS, PAGE_ROWS, LedgerStore, UsageQuery
+from sluice.gateway.tenancy.ledger.usage import DEFAULT_DAYS, describe_usage, parse_query
 
 _OVERVIEW = """\
 Show what keys, tenants and models used, by the ledger's sums of each day (UTC): bars on a terminal, or a table to go

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from sluice.gateway.front.restrictions import Restriction, find_repeated_category, parse_restriction
 from sluice.gateway.options.option import (
     OptionError,
     choice,
@@ -13,7 +14,6 @@ from sluice.gateway.options.option import (
     size,
     truth,
 )
-from sluice.gateway.restrictions import Restriction, find_repeated_category, parse_restriction
 
 _COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 _SERVERS = ("sluice", "grpcio")

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from sluice.gateway.front.restrictions import Restriction, find_repeated_category, parse_restriction
 from sluice.gateway.options.option import (
     OptionError,
     integer,
@@ -13,7 +14,6 @@ from sluice.gateway.options.option import (
     size,
     truth,
 )
-from sluice.gateway.restrictions import Restriction, find_repeated_category, parse_restriction
 
 
 def _parse_header_name(text: str) -> str:

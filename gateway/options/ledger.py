@@ -26,7 +26,7 @@ def parse_ledger_place(text: str) -> str:
 
 def re2_pattern(text: str) -> str:
     """Parse a pattern of RE2; its value is the text."""
-    from sluice.gateway.ledger.request_log import Redaction  # few servers need RE2 here
+    from sluice.gateway.tenancy.ledger.request_log import Redaction  # few servers need RE2 here
 
     try:
         Redaction((text,))

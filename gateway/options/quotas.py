@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from sluice.errors import SluiceError
-from sluice.gateway.access.identity import NO_LIMITS, QuotaLimits
-from sluice.gateway.access.keys import parse_limits
 from sluice.gateway.options.option import option
+from sluice.gateway.tenancy.access.identity import NO_LIMITS, QuotaLimits
+from sluice.gateway.tenancy.access.keys import parse_limits
 
 MEMORY = "memory"
 

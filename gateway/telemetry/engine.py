@@ -10,7 +10,7 @@ from sluice.engine.fleet.client import Engine
 from sluice.engine.histograms import BOUNDS, unpack
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import EngineInfo
-from sluice.gateway.plane import Plane
+from sluice.gateway.plane.data_plane import Plane
 from sluice.gateway.telemetry.buckets import BucketFamily, ValueFamily
 from sluice.gateway.telemetry.families import GAUGE
 from sluice.gateway.telemetry.handover import collect_handovers

@@ -6,7 +6,7 @@ import sys
 from contextvars import ContextVar
 from typing import TextIO
 
-from sluice.gateway.telemetry.log_ring import LogRing
+from sluice.gateway.watch.logs.ring import LogRing
 from sluice.log_lines import JsonFormatter, TextFormatter
 from sluice.log_relay import LogRelay
 from sluice.log_repeats import LimitedHandler

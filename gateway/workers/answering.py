@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-from sluice.gateway.http.protocol import NAMES_AS_SENT
-from sluice.gateway.http.sse import PIECE_WRITER
+from sluice.gateway.front.http.protocol import NAMES_AS_SENT
+from sluice.gateway.front.http.sse import PIECE_WRITER
 from sluice.gateway.workers.messages import Begin, OfRequest, Piece, Start
 from sluice.gateway.workers.wire import Wire
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.gateway.http.request import BODY_TIMEOUT_S
-from sluice.gateway.http.streams.wishes import HEADERS
+from sluice.gateway.answers.streams.wishes import HEADERS
+from sluice.gateway.front.http.request import BODY_TIMEOUT_S
 
 OWN_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat", "/api/generate"})
 """Paths of generation."""

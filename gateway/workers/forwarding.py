@@ -7,9 +7,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.http.errors import error_response
-from sluice.gateway.http.protocol import NAMES_AS_SENT
-from sluice.gateway.http.request import choose_request_id
+from sluice.gateway.front.http.errors import error_response
+from sluice.gateway.front.http.protocol import NAMES_AS_SENT
+from sluice.gateway.front.http.request import choose_request_id
 from sluice.gateway.workers.messages import Begin, OfAnswer, Piece, Start
 from sluice.gateway.workers.wire import Wire
 

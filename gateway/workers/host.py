@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 
 from sluice.engine.fleet.membership.members import Member
 from sluice.errors import SluiceError
-from sluice.gateway.live_requests import LiveRequest
 from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.plane.live_requests import LiveRequest
 from sluice.gateway.server import Server
 from sluice.gateway.workers.answering import ForwardedServer
 from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, worker_families

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from sluice.gateway.live_requests import LiveRequest
-from sluice.gateway.quotas.account import Charge, Party
+from sluice.gateway.plane.live_requests import LiveRequest
+from sluice.gateway.tenancy.quotas.account import Charge, Party
 from sluice.pipelines.llm.sharing import SharedModel
 from sluice.record.timelines import Timeline, TimelineOwner
 

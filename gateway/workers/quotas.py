@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.quotas.account import Account, Accounts, Charge, Hold, Refusal
-from sluice.gateway.quotas.store import QuotaStore, SeenAccounts, settle_whole
+from sluice.gateway.tenancy.quotas.account import Account, Accounts, Charge, Hold, Refusal
+from sluice.gateway.tenancy.quotas.store import QuotaStore, SeenAccounts, settle_whole
 from sluice.gateway.workers.messages import AccountState, Decision, Refused, Reserve, Settle
 
 

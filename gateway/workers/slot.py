@@ -11,8 +11,8 @@ import msgspec
 from starlette.types import ASGIApp
 
 from sluice.backoff import STABLE_S, RestartBudget
-from sluice.gateway.http.server import HttpServer
-from sluice.gateway.quotas.store import QuotaStore
+from sluice.gateway.front.http.server import HttpServer
+from sluice.gateway.tenancy.quotas.store import QuotaStore
 from sluice.gateway.workers.counts import WorkerCounts
 from sluice.gateway.workers.messages import Welcome
 from sluice.gateway.workers.process import WorkerProcess

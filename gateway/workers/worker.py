@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.assembly import make_application, make_worker_server, measure_process
-from sluice.gateway.http.server import HttpServer
+from sluice.gateway.front.http.server import HttpServer
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.routes import RouteOptions
 from sluice.gateway.options.serving import RepositoryOptions

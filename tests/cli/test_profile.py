@@ -12,7 +12,7 @@ import pytest
 
 from sluice.cli.profile import command
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.profiler import Profiler
+from sluice.gateway.plane.profiler import Profiler
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from tests.gateway.repositories import empty_repository
 from tests.server_process import ServerProcess

@@ -12,8 +12,8 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor, triton_to_np_dtype
 
 from tests.gateway.answering import summed, tensors
-from tests.gateway.http.live import MODEL, LiveServer
-from tests.gateway.http.sse import events_of
+from tests.gateway.front.http.live import MODEL, LiveServer
+from tests.gateway.front.http.sse import events_of
 from tests.waiting import PATIENCE_S
 
 QUESTION = "What is a block table? Say it in a few words, for a reader who has never seen one, and then name its parts."

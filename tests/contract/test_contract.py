@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2_grpc
 
 from sluice.engine.config import EngineConfig
 from sluice.engine.types import GenerateRequest
-from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.api.v2.grpc.server import GrpcServer
 from sluice.gateway.options.grpc import GrpcOptions
 from sluice.pipelines.text.types import ChatMessage, Conversation
 from tests.contract.protocols import (
@@ -27,7 +27,7 @@ from tests.contract.protocols import (
     grpc_request,
     name_of,
 )
-from tests.gateway.http.live import LiveServer, live_server
+from tests.gateway.front.http.live import LiveServer, live_server
 from tests.waiting import wait_until
 
 

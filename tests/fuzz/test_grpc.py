@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from sluice.gateway.grpc.server import GrpcServer
+from sluice.gateway.api.v2.grpc.server import GrpcServer
 from sluice.gateway.options.grpc import GrpcOptions
 from tests.fuzz.damage import damaged
 from tests.fuzz.running import fuzzed
-from tests.gateway.grpc.http2.calls import ECHO, serving_calls
-from tests.gateway.grpc.http2.conversations import converse
-from tests.gateway.grpc.parts import EchoModel, infer_request, numbers
-from tests.gateway.v2.small_service import SmallService
+from tests.gateway.api.v2.grpc.http2.calls import ECHO, serving_calls
+from tests.gateway.api.v2.grpc.http2.conversations import converse
+from tests.gateway.api.v2.grpc.parts import EchoModel, infer_request, numbers
+from tests.gateway.api.v2.small_service import SmallService
 from tests.waiting import PATIENCE_S, until
 
 SERVICE = "/inference.GRPCInferenceService/"

@@ -11,7 +11,7 @@ from sluice.cli.fleet.membership import read_members as read_fleet_file
 from sluice.engine.fleet.membership.file import read_members
 from sluice.engine.fleet.membership.members import check_members
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.ledger.prices import read_prices
+from sluice.gateway.tenancy.ledger.prices import read_prices
 from sluice.pipelines.llm.model_folder import read_model_yaml
 from sluice.pipelines.routes.settings import read_routes
 from tests.fuzz.damage import damaged

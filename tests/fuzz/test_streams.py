@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.streams import StreamOptions
 from tests.fuzz.running import fuzzed
-from tests.gateway.http.live import MODEL, LiveServer, live_server
+from tests.gateway.front.http.live import MODEL, LiveServer, live_server
 
 GREEDY: dict[str, Any] = {"model": MODEL, "stream": True, "temperature": 0}
 CHAT = GREEDY | {"messages": [{"role": "user", "content": "Tell me."}]}

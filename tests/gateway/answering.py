@@ -20,14 +20,14 @@ from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 from sluice.engine.client.base import EngineClient
 from sluice.engine.client.process import ProcessEngineClient
 from sluice.engine.config import EngineConfig
+from sluice.gateway.api.v2.grpc.server import GrpcServer
 from sluice.gateway.assembly import make_application
-from sluice.gateway.grpc.server import GrpcServer
-from sluice.gateway.http.server import HttpServer
-from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.front.http.server import HttpServer
+from sluice.gateway.front.listeners import listen, listener_url
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.grpc import GrpcOptions
 from sluice.gateway.server import Server
-from tests.gateway.http.sse import events_of
+from tests.gateway.front.http.sse import events_of
 from tests.gateway.repositories import empty_server, llm_model
 from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.paths import PYTHONPATH

@@ -6,7 +6,7 @@ from typing import Any
 
 from sluice.engine.client.base import EngineClient
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.rooms import Rooms
+from sluice.gateway.plane.rooms import Rooms
 from sluice.gateway.server import Server, build_server
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.llm.configuration import add_engine_parameters, default_llm_config

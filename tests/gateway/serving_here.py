@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from sluice.cli.serve import bundled_pipeline
+from sluice.gateway.front.listeners import Listeners, listen
 from sluice.gateway.lifecycle import GatewayServer
-from sluice.gateway.listeners import Listeners, listen
 from sluice.gateway.options.command_line import parse_flags
 from sluice.gateway.options.config import read_config
 from sluice.gateway.server import Server

@@ -19,8 +19,8 @@ import psutil
 import pytest
 import tritonclient.grpc as triton
 
+from sluice.gateway.front.listeners import listen
 from sluice.gateway.lifecycle import SIGNAL_ECHO_S
-from sluice.gateway.listeners import listen
 from tests.server_process import ServerProcess, StartServer, running_command, serve_command, start_command
 from tests.serving.backends.python.parts import TEXT, write_model
 from tests.waiting import PATIENCE_S, wait_until

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from sluice.gateway.listeners import ListenError, is_loopback, listen, listener_url
+from sluice.gateway.front.listeners import ListenError, is_loopback, listen, listener_url
 
 
 @pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "http://127.0.0.1:"), ("::1", "http://[::1]:")])

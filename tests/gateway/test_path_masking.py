@@ -12,7 +12,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sluice.gateway.path_masking import hide_paths
+from sluice.gateway.front.path_masking import hide_paths
 from tests.paths import MODELS
 from tests.server_process import ServerProcess, running_command
 

@@ -15,8 +15,8 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.runners.base import StepBatch
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.health import ServerHealth
-from sluice.gateway.plane import Plane
+from sluice.gateway.plane.data_plane import Plane
+from sluice.gateway.plane.health import ServerHealth
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.llm.text import LlmText
@@ -25,7 +25,7 @@ from sluice.pipelines.text.types import SamplingOverrides, TextEvent, TextReques
 from sluice.serving.request import InferRequest
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
-from tests.gateway.grpc.parts import EchoModel
+from tests.gateway.api.v2.grpc.parts import EchoModel
 from tests.gateway.repositories import empty_repository, llm_model
 from tests.paths import RILL_TOKENIZER
 from tests.pulled import collected, pulled

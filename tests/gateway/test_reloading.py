@@ -21,8 +21,8 @@ import uvloop
 from prometheus_client import generate_latest
 
 from sluice.gateway.assembly import make_application, make_server
-from sluice.gateway.http.server import HttpServer
-from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.front.http.server import HttpServer
+from sluice.gateway.front.listeners import listen, listener_url
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.serving import RepositoryOptions
 from sluice.gateway.server import Server

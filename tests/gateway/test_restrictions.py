@@ -1,17 +1,17 @@
 import pytest
 
-from sluice.gateway.grpc.access import API_CATEGORIES
-from sluice.gateway.http.access import find_api_category
-from sluice.gateway.http.openapi import v2_paths
-from sluice.gateway.options.config import read_config
-from sluice.gateway.options.option import OptionError
-from sluice.gateway.restrictions import (
+from sluice.gateway.api.v2.grpc.access import API_CATEGORIES
+from sluice.gateway.front.http.access import find_api_category
+from sluice.gateway.front.http.openapi import v2_paths
+from sluice.gateway.front.restrictions import (
     ApiCategory,
     Restriction,
     Restrictions,
     find_repeated_category,
     parse_restriction,
 )
+from sluice.gateway.options.config import read_config
+from sluice.gateway.options.option import OptionError
 
 
 def test_reads_parts_key_and_value() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from sluice.load.__main__ import command
 from sluice.load.perf_analyzer import ServerSplit, bottleneck
-from tests.gateway.http.v2.models import all_models, identity
-from tests.gateway.http.v2.small_server import small_server
-from tests.gateway.v2.small_service import SmallService
+from tests.gateway.api.v2.http.models import all_models, identity
+from tests.gateway.api.v2.http.small_server import small_server
+from tests.gateway.api.v2.small_service import SmallService
 from tests.paths import DATA
 
 LINES = tuple(

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from sluice.gateway.telemetry.log_ring import LogLine, LogRing
-from sluice.gateway.telemetry.log_socket import MAX_LINE_BYTES, LogSocket
+from sluice.gateway.watch.logs.ring import LogLine, LogRing
+from sluice.gateway.watch.logs.socket import MAX_LINE_BYTES, LogSocket
 from sluice.log_relay import MAX_MESSAGE_CHARS, LogRelay, ProcessLog, about, relay_own_logs
 from sluice.log_repeats import MOST
 from tests.waiting import PATIENCE_S, until

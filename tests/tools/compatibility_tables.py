@@ -2,7 +2,7 @@
 
 The peers' fields are in tests/data/api_fields.json: of OpenAI and Anthropic those of their Python packages' types
 (openai 3.54, anthropic 2.12), of vLLM those of its request classes (0.33). What Sluice does comes from the schemas of
-its routes and from `sluice.gateway.http.parsing.NEUTRAL_VALUES`.
+its routes and from `sluice.gateway.front.http.parsing.NEUTRAL_VALUES`.
 """
 
 import json
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from sluice.gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
-from sluice.gateway.http.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
-from sluice.gateway.http.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from sluice.gateway.http.openai.embeddings import EmbeddingRequest
-from sluice.gateway.http.openai.responses.schemas import CreateResponseRequest
-from sluice.gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest
-from sluice.gateway.http.openai.tokens import DetokenizeRequest, TokenizeRequest
-from sluice.gateway.http.parsing import NEUTRAL_VALUES
+from sluice.gateway.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from sluice.gateway.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
+from sluice.gateway.api.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
+from sluice.gateway.api.openai.embeddings import EmbeddingRequest
+from sluice.gateway.api.openai.responses.schemas import CreateResponseRequest
+from sluice.gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
+from sluice.gateway.api.openai.tokens import DetokenizeRequest, TokenizeRequest
+from sluice.gateway.front.http.parsing import NEUTRAL_VALUES
 from tests.paths import DATA
 from tests.tools.markdown import code, codes, plain, table
 

@@ -248,8 +248,8 @@ def chat_request() -> str:
         1180,
         [
             ("Client", "POST /v1/chat/completions", ""),
-            ("gateway/http/openai", "schemas, SSE frames", "accent"),
-            ("gateway/plane.py", "the one data plane", "accent"),
+            ("gateway/api/openai", "schemas, SSE frames", "accent"),
+            ("gateway/plane/data_plane.py", "the one data plane", "accent"),
             ("pipelines/llm, text", "template, tokenizer", "accent"),
             ("engine/client", "EngineClient", "warm"),
             ("engine/loop", "InflightExecutor", "warm"),
@@ -278,8 +278,8 @@ def infer_request() -> str:
         1180,
         [
             ("Client", "infer, ModelInfer", ""),
-            ("gateway/http, grpc", "JSON, bytes, protobuf", "accent"),
-            ("gateway/plane.py", "the one data plane", "accent"),
+            ("gateway/front/http, grpc", "JSON, bytes, protobuf", "accent"),
+            ("gateway/plane/data_plane.py", "the one data plane", "accent"),
             ("serving", "Model, InferJob", "green"),
             ("serving/batching", "Batcher, InstancePool", "green"),
             ("serving/backends", "Instance: ONNX, Python …", "green"),

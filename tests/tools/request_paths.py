@@ -28,7 +28,7 @@ from tests.waiting import PATIENCE_S
 
 TRACING = Path(__file__).parent / "tracing"
 TIMES = 5
-BESIDE = {"gateway/lifecycle.py", "gateway/access/ring.py", "gateway/access/store.py"}
+BESIDE = {"gateway/lifecycle.py", "gateway/tenancy/access/ring.py", "gateway/tenancy/access/store.py"}
 """Files that a timer runs, and no request of a server without keys: on a slow machine it may come in every trace."""
 
 

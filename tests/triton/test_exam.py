@@ -1,4 +1,4 @@
-"""Whole servers answer recorded questions like the real one. Protocols alone: tests/gateway/v2/test_recorded.py."""
+"""Whole servers answer recorded questions like the real one. Protocols alone: tests/gateway/api/v2/test_recorded.py."""
 
 from pathlib import Path
 

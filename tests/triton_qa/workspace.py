@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 import openvino
 
-from sluice.gateway.v2.server import PROTOCOL_VERSION
+from sluice.gateway.api.v2.server import PROTOCOL_VERSION
 from tests.paths import DATA, ROOT
 
 RECORDER = DATA / "triton_qa" / "recorder"

@@ -11,12 +11,12 @@ import pytest
 
 from sluice.cli.doctor.command import command
 from sluice.engine.config import EngineConfig
-from sluice.gateway.access.identity import Identity, RouteGroup
-from sluice.gateway.access.keys import make_key
-from sluice.gateway.live.bounds import BoundKind, Observation, judge
-from sluice.gateway.live.scrape import Change, parse_scrape
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.serving import RepositoryOptions
+from sluice.gateway.tenancy.access.identity import Identity, RouteGroup
+from sluice.gateway.tenancy.access.keys import make_key
+from sluice.gateway.watch.live.bounds import BoundKind, Observation, judge
+from sluice.gateway.watch.live.scrape import Change, parse_scrape
 from tests.cli.live.gateway import MODEL, LiveGateway, PacedRunner, live_gateway
 from tests.paths import DOCS
 

@@ -7,7 +7,7 @@ from sluice.cli.doctor.facts import MachineFacts
 from sluice.cli.doctor.machine_checks import check_machine
 from sluice.cli.gpus import NvidiaDriver
 from sluice.engine.config import Runtime
-from sluice.gateway.live.findings import Severity
+from sluice.gateway.watch.live.findings import Severity
 from tests.cli.doctor.builders import driver, gpu, machine
 
 NO_GPU = NvidiaDriver(reason="NVIDIA's driver does not answer")

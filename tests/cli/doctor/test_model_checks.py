@@ -10,7 +10,7 @@ from sluice.engine.config import Runtime
 from sluice.engine.model_folder import ModelFormat
 from sluice.engine.runtimes import RuntimeChoice
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.live.findings import Severity
+from sluice.gateway.watch.live.findings import Severity
 from tests.cli.doctor.builders import LLAMA_70B, driver, gpu, machine, model
 
 ON_GPU = RuntimeChoice(Runtime.TENSORRT_LLM, "TensorRT-LLM is installed and there are GPUs")

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from sluice.cli.keys.command import command
-from sluice.gateway.access.identity import Identity
-from sluice.gateway.access.keys import PREFIX, StoredKey, make_key
-from sluice.gateway.access.ring import KeyRing
-from sluice.gateway.access.store import open_keys
+from sluice.gateway.tenancy.access.identity import Identity
+from sluice.gateway.tenancy.access.keys import PREFIX, StoredKey, make_key
+from sluice.gateway.tenancy.access.ring import KeyRing
+from sluice.gateway.tenancy.access.store import open_keys
 
 
 class Shell:

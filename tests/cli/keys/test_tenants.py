@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sluice.cli.keys.tenants import command
-from sluice.gateway.access.identity import QuotaLimits
-from sluice.gateway.access.ring import KeyRing
-from sluice.gateway.access.store import open_keys
+from sluice.gateway.tenancy.access.identity import QuotaLimits
+from sluice.gateway.tenancy.access.ring import KeyRing
+from sluice.gateway.tenancy.access.store import open_keys
 
 
 def test_limits_are_set_shown_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,10 +21,10 @@ from sluice.engine.client.base import EngineClient, Replica
 from sluice.engine.config import EngineConfig
 from sluice.engine.fleet.client import FleetClient
 from sluice.engine.runners.base import StepBatch
+from sluice.gateway.api.app import create_metrics_app
 from sluice.gateway.assembly import make_application, make_server, measure_process
-from sluice.gateway.http.app import create_metrics_app
-from sluice.gateway.http.server import HttpServer
-from sluice.gateway.listeners import OtherPorts, listen, listener_url
+from sluice.gateway.front.http.server import HttpServer
+from sluice.gateway.front.listeners import OtherPorts, listen, listener_url
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.server import Server
 from tests.engine.fake_runner import EchoRunner

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from sluice.cli.rag.command import command
-from tests.gateway.http.rag.parts import RagServer, rag_server
+from tests.gateway.api.rag.parts import RagServer, rag_server
 
 
 @pytest.fixture(scope="session")

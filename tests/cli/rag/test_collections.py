@@ -9,7 +9,7 @@ import pytest
 from sluice.cli import __main__
 from sluice.pipelines.text.types import OWNER_KEY_HEADER
 from tests.cli.rag.conftest import Sluice
-from tests.gateway.http.rag.parts import RagServer
+from tests.gateway.api.rag.parts import RagServer
 
 
 def test_list(rag: RagServer, sluice: Sluice, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.http import HttpOptions
 from sluice.pipelines.text.types import OWNER_KEY_HEADER
 from tests.cli.rag.conftest import Sluice
-from tests.gateway.http.rag.parts import RagServer, rag_server, text_of
+from tests.gateway.api.rag.parts import RagServer, rag_server, text_of
 from tests.waiting import PATIENCE_S, until
 
 ALL = {"refunds.md", "guides/cats.txt", "guides/deep/page.html"}

@@ -10,7 +10,7 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.text.citations import Source
 from sluice.pipelines.text.types import Retrieval, TextDetail, TextEvent
 from tests.cli.rag.conftest import Sluice
-from tests.gateway.http.rag.parts import RagServer
+from tests.gateway.api.rag.parts import RagServer
 
 SOURCES = (
     Source(id=1, document="a.md", title="Handbook", heading="Refunds > When", start=5, end=40, score=1, text="x"),

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sluice.cli.usage.command import command
-from sluice.gateway.ledger.rows import LedgerRow
-from sluice.gateway.ledger.sqlite import SqliteLedger
-from tests.gateway.ledger.test_stores import DAY, batch, row
+from sluice.gateway.tenancy.ledger.rows import LedgerRow
+from sluice.gateway.tenancy.ledger.sqlite import SqliteLedger
+from tests.gateway.tenancy.ledger.test_stores import DAY, batch, row
 
 RANGE = ("--start", str(DAY), "--end", "2026-03-09")
 LATER = date(2026, 3, 2)

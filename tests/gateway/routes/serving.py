@@ -12,15 +12,15 @@ import yaml
 from prometheus_client import generate_latest
 
 from sluice.engine.config import EngineConfig
-from sluice.gateway.access.identity import Identity
-from sluice.gateway.access.keys import make_key
 from sluice.gateway.assembly import make_application, make_server
-from sluice.gateway.http.server import HttpServer
-from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.front.http.server import HttpServer
+from sluice.gateway.front.listeners import listen, listener_url
 from sluice.gateway.options.config import ServeConfig, read_config
 from sluice.gateway.server import Server
+from sluice.gateway.tenancy.access.identity import Identity
+from sluice.gateway.tenancy.access.keys import make_key
 from tests.engine.capable import CapableEngine
-from tests.gateway.http.live import SteppedRunner
+from tests.gateway.front.http.live import SteppedRunner
 from tests.gateway.repositories import llm_model
 from tests.paths import RILL_TOKENIZER
 from tests.pipelines.remote.remote_api import RemoteApi, chunk, replying, streaming, usage

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sluice.errors import SluiceError
-from sluice.gateway.access.identity import QuotaLimits
 from sluice.gateway.options.option import OptionError
+from sluice.gateway.tenancy.access.identity import QuotaLimits
 from tests.gateway.routes.serving import REFUSING, error_of, failing, routed_server, targets
 from tests.pipelines.remote.remote_api import RemoteApi
 

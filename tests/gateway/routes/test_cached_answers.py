@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.gateway.answering import joined
-from tests.gateway.http.sse import events_of
+from tests.gateway.front.http.sse import events_of
 from tests.server_process import ServerProcess, running_bundled
 
 ROUTES = {

@@ -2,7 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.gateway.http.live import LiveServer, live_server
+from tests.gateway.front.http.live import LiveServer, live_server
 
 
 @pytest.fixture(scope="module")

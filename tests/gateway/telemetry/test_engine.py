@@ -12,7 +12,7 @@ from sluice.engine.statistics import EngineStats
 from sluice.gateway.telemetry.engine import EngineCollector
 from sluice.serving.repository.repository import ModelRepository
 from tests import paths
-from tests.gateway.http.live import LiveServer
+from tests.gateway.front.http.live import LiveServer
 
 DOCS = paths.DOCS / "metrics.md"
 

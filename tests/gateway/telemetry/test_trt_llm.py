@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from sluice.engine.statistics import EngineStats, IterationStats
 from sluice.gateway.telemetry.trt_llm import TrtLlmCollector
-from tests.gateway.http.live import LiveServer
+from tests.gateway.front.http.live import LiveServer
 
 STATS = EngineStats(
     *(3, 2, 30, 226, 5, 60, 7.5, 8.5, 9, 10), num_tokens_waiting=12, cached_tokens_total=96, num_blocks_cached=4

@@ -4,16 +4,16 @@ import json
 import secrets
 from pathlib import Path
 
+from sluice.gateway.api.v2.trace import TraceSettings, following
+from sluice.gateway.api.v2.trace_spans import TracesAsSpans
+from sluice.gateway.api.v2.trace_steps import find_steps
+from sluice.gateway.api.v2.trace_values import TraceSetting
 from sluice.gateway.options.config import read_config
-from sluice.gateway.v2.trace import TraceSettings, following
-from sluice.gateway.v2.trace_spans import TracesAsSpans
-from sluice.gateway.v2.trace_steps import find_steps
-from sluice.gateway.v2.trace_values import TraceSetting
 from sluice.record.spans import Recording, RemoteParent, Span, current_span, format_traceparent, remote_parent
 from sluice.serving.request import InferRequest
-from tests.gateway.grpc.parts import EchoModel, infer_request, serving
+from tests.gateway.api.v2.grpc.parts import EchoModel, infer_request, serving
+from tests.gateway.api.v2.small_service import SmallService
 from tests.gateway.tracing.test_tracer import Sink
-from tests.gateway.v2.small_service import SmallService
 from tests.otlp_receiver import running_receiver
 from tests.server_process import StartServer
 from tests.serving.backends.ensemble.parts import (

@@ -15,13 +15,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 from starlette.types import Message, Receive, Scope, Send
 
-from sluice.gateway.access.identity import QuotaLimits
-from sluice.gateway.http.access import count_writer
-from sluice.gateway.http.sse import EventStreamResponse, push_all
-from sluice.gateway.listeners import ListenError, listen, listen_together, listener_url
-from sluice.gateway.quotas.account import Charge, Hold, Refusal, make_party
-from sluice.gateway.quotas.store import MemoryQuotas
+from sluice.gateway.front.http.access import count_writer
+from sluice.gateway.front.http.sse import EventStreamResponse, push_all
+from sluice.gateway.front.listeners import ListenError, listen, listen_together, listener_url
 from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.tenancy.access.identity import QuotaLimits
+from sluice.gateway.tenancy.quotas.account import Charge, Hold, Refusal, make_party
+from sluice.gateway.tenancy.quotas.store import MemoryQuotas
 from sluice.gateway.workers import dispatch
 from sluice.gateway.workers.answering import ForwardedServer
 from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts

@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from sluice.gateway.http.server import HttpServer
-from sluice.gateway.listeners import listen, listener_url
+from sluice.gateway.front.http.server import HttpServer
+from sluice.gateway.front.listeners import listen, listener_url
 from tests.waiting import PATIENCE_S
 
 _TURNS_TO_CLOSE = 10

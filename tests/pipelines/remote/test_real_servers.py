@@ -15,7 +15,7 @@ from sluice.pipelines.text.model import text_model_of
 from sluice.pipelines.text.types import ChatMessage, Conversation, SamplingOverrides, TextRequest
 from sluice.serving.model import infer_stream
 from sluice.serving.tensors.tensor import Array
-from tests.gateway.http.live import MODEL, LiveServer, live_server
+from tests.gateway.front.http.live import MODEL, LiveServer, live_server
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, stream
 from tests.pipelines.remote.models import request as request_to
 from tests.pipelines.remote.remote_api import Exchange, RemoteApi, chunk, usage

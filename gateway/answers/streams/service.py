@@ -1,0 +1,224 @@
+"""Requests that are answered apart from their connections: begun, found again, shared and cancelled."""
+
+import asyncio
+import time
+from hashlib import sha256
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Scope
+
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.answers.streams.kept import End, KeptStream, Origin, Tokens
+from sluice.gateway.answers.streams.run import DetachedRun, detached_scope
+from sluice.gateway.answers.streams.store import IdempotencyKey, SharedStore, StreamLimits, StreamStore, make_stream_id
+from sluice.gateway.answers.streams.wishes import KEY_HEADER, RESUME_HEADER, Wish
+from sluice.gateway.calls import Call, current_call
+from sluice.gateway.front.http.access import find_place
+from sluice.gateway.front.http.request import owner_of
+from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.telemetry.logs import current_request_id
+from sluice.pipelines.llm.tape import Tape, current_tape
+from sluice.pipelines.text.types import OWNER_KEY_HEADER
+from sluice.repetition import Repetition, current_repetition
+
+if TYPE_CHECKING:
+    from sluice.gateway.answers.streams.shared import Recorded
+
+_SECRETS = frozenset({b"authorization", b"x-api-key", OWNER_KEY_HEADER.encode()})
+"""Headers that are not kept: whoever comes back to a stream sends them again."""
+_PREFIX, _OTHERS = b"x-sluice-", frozenset({b"content-type", b"content-length"})
+"""Headers that are kept, besides secrets: those that routes read."""
+_OFF = "this server keeps no streams (--stream-resume-secs)"
+
+
+class _Reader(NamedTuple):
+    """A request that reads a stream: who sent it, and what a request of its sender looks like."""
+
+    scope: Scope
+    call: Call | None
+
+
+class ConflictingKeyError(SluiceError):
+    """An idempotency key has come with another request before."""
+
+
+class StreamService:
+    """The kept streams of one server, over the application that answers them. Belongs to the event loop."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        """With a Redis in `options` it is to be made on the event loop."""
+        self.options = options
+        self.app: ASGIApp
+        """The application that answers, within the guards; its middleware sets it."""
+        limits = StreamLimits(options.max_bytes, options.max_count, options.max_stream_bytes)
+        self.store = StreamStore(limits)
+        if options.is_shared:
+            self.store.shared = self._open_shared(limits)
+        self._opening: WeakValueDictionary[IdempotencyKey, asyncio.Lock] = WeakValueDictionary()
+        self._readers: WeakKeyDictionary[KeptStream, _Reader] = WeakKeyDictionary()
+        """Who came last to a stream of another gateway."""
+
+    def _open_shared(self, limits: StreamLimits) -> SharedStore:
+        from sluice.gateway.answers.streams.shared import SharedStreams  # few servers need Redis' client
+
+        return SharedStreams(self.options.store, self.store, limits, self._rescue)
+
+    # --- coming back ---
+
+    async def find(self, owner: str, stream_id: str, scope: Scope) -> KeptStream:
+        """Return the owner's stream for the request of `scope`. Raises NOT_FOUND, and INVALID where no streams are
+        kept."""
+        self.need_resumption("last-event-id")
+        found = self.store.find(owner, stream_id) or await self._find_shared(owner, stream_id)
+        if found is not None:
+            self._note_reader(found, scope)
+        self.store.counts["resumption", "missing" if found is None else "resumed"] += 1
+        if found is None:
+            message = f"stream {stream_id!r} not found: it was never made resumable, has expired or is another owner's"
+            raise SluiceError(ErrorCode.NOT_FOUND, message, param="stream_id")
+        return found
+
+    async def _find_shared(self, owner: str, stream_id: str) -> KeptStream | None:
+        return None if self.store.shared is None else await self.store.shared.find(owner, stream_id)
+
+    def need_resumption(self, header: str) -> None:
+        """Raise INVALID, naming the `header` that asks for it, where no streams are kept."""
+        if not self.options.resume_s:
+            raise invalid(header, f"{header} cannot be used: {_OFF}")
+
+    async def cancel(self, owner: str, stream_id: str, scope: Scope) -> None:
+        """Cancel the owner's stream, and keep it no longer. Raises as `find`."""
+        kept = await self.find(owner, stream_id, scope)
+        if self.store.shared is not None:
+            await self.store.shared.drop(stream_id)
+        self.store.drop(kept)
+
+    # --- beginning ---
+
+    async def open(self, wish: Wish, scope: Scope, body: bytes) -> tuple[KeptStream, bool]:
+        """Return the stream of a request, and whether another request with its key began it.
+
+        Raises INVALID where no streams are kept, OVERLOADED where too many are, and ConflictingKeyError for a key that
+        came with another request.
+        """
+        if wish.is_resumable:
+            self.need_resumption(RESUME_HEADER)
+        owner = owner_of(Headers(scope=scope))
+        key = IdempotencyKey(owner, wish.key) if wish.key else None
+        origin = self._describe(wish, owner, scope, body)
+        if key is None:
+            return await self._begin(origin, None, scope), False
+        async with self._opening.setdefault(key, asyncio.Lock()):
+            earlier = self.store.find_by_key(key)
+            kept = earlier or await self._begin(origin, key, scope)
+        if kept.id != origin.stream_id:
+            self._check_same(kept, key.key, origin.fingerprint)
+            self._note_reader(kept, scope)
+        return kept, kept.id != origin.stream_id
+
+    def _note_reader(self, kept: KeptStream, scope: Scope) -> None:
+        """Remember who reads a stream of another gateway: it may have to go on here, as a request of his."""
+        if self.store.shared is not None and kept.task is None and not kept.has_ended:
+            self._readers[kept] = _Reader(detached_scope(scope), current_call.get())
+
+    async def _begin(self, origin: Origin, key: IdempotencyKey | None, scope: Scope) -> KeptStream:
+        """Begin to answer; return the answer of another gateway instead where that has one for the key."""
+        kept = self.store.add(origin, key)
+        if self.store.shared is not None:
+            earlier = await self.store.shared.begin(kept, key)
+            found = await self.store.shared.find(origin.owner, earlier) if earlier else None
+            if found is not None:
+                self.store.drop(kept)
+                return found
+        run = DetachedRun(self.app, kept)
+        kept.task = asyncio.create_task(self._run(run, kept, detached_scope(scope)), name=f"stream {kept.id}")
+        return kept
+
+    async def _run(self, run: DetachedRun, kept: KeptStream, scope: Scope, recorded: "Recorded | None" = None) -> None:
+        """Run in a task of its own. What another gateway may go on with is drawn and made so that it can."""
+        if self.store.shared is not None:
+            current_repetition.set(Repetition(kept.id))
+            current_tape.set(Tape(lambda number, event: kept.publish(Tokens(number, event)), recorded or ()))
+        await run(scope)
+
+    async def _rescue(self, kept: KeptStream, recorded: "Recorded") -> None:
+        """Go on with a stream whose gateway is gone, for those who read it here, as a request of theirs."""
+        if kept not in self._readers:
+            message = "the gateway of this stream is gone, and no request can go on with it"
+            kept.failure = SluiceError(ErrorCode.UNAVAILABLE, message)
+            kept.publish(End(False))
+            return
+        kept.task = asyncio.create_task(self._run_rescued(kept, recorded), name=f"stream {kept.id}")
+
+    async def _run_rescued(self, kept: KeptStream, recorded: "Recorded") -> None:
+        reader, origin = self._readers[kept], kept.origin
+        current_request_id.set(origin.request_id)
+        call = None if reader.call is None else reader.call.sibling(origin.request_id)
+        try:
+            if call is not None:
+                call.operation, call.group = origin.path, find_place(origin.path).group
+                current_call.set(call)
+                await call.begin()
+            run = DetachedRun(self.app, kept, len(kept.log))
+            await self._run(run, kept, _scope_of(origin, reader.scope), recorded)
+        except SluiceError as refusal:
+            kept.failure = refusal
+            kept.publish(End(False))
+        finally:
+            if call is not None:
+                call.release()
+
+    def _describe(self, wish: Wish, owner: str, scope: Scope, body: bytes) -> Origin:
+        """Return what is kept of a request."""
+        times = (self.options.resume_s if wish.is_resumable else 0.0, self.options.idempotency_s if wish.key else 0.0)
+        return Origin(
+            stream_id=make_stream_id(),
+            owner=owner,
+            request_id=scope["state"]["request_id"],
+            path=scope["path"],
+            query=scope.get("query_string", b""),
+            headers=[pair for pair in scope["headers"] if _is_kept(pair[0])],
+            body=body,
+            is_resumable=wish.is_resumable,
+            keep_s=max(times),
+            began_at=time.time(),
+            fingerprint=_fingerprint(scope, body) if wish.key else "",
+        )
+
+    def _check_same(self, earlier: KeptStream, key: str, fingerprint: str) -> None:
+        """Count a replay. Raises ConflictingKeyError where it is of another request."""
+        if earlier.origin.fingerprint != fingerprint:
+            self.store.counts["replay", "conflict"] += 1
+            message = f"{KEY_HEADER} {key!r} came with another request before: a retry must have the same path and body"
+            raise ConflictingKeyError(ErrorCode.INVALID, message, param=KEY_HEADER)
+        self.store.counts["replay", "replayed" if earlier.has_ended else "shared"] += 1
+
+    async def close(self) -> None:
+        """Cancel what is under way; what is shared is left to the other gateways."""
+        if self.store.shared is not None:
+            await self.store.shared.close()
+        await self.store.close()
+
+
+def _is_kept(header: bytes) -> bool:
+    return (header.startswith(_PREFIX) or header in _OTHERS) and header not in _SECRETS
+
+
+def _scope_of(origin: Origin, reader: Scope) -> Scope:
+    """Return the scope of the request that a stream answers, as if the sender of another one had sent it again."""
+    secrets = [pair for pair in reader["headers"] if pair[0] in _SECRETS]
+    changes = {"method": "POST", "path": origin.path, "raw_path": origin.path.encode(), "path_params": {}}
+    changes |= {"query_string": origin.query, "headers": [*origin.headers, *secrets]}
+    scope = detached_scope(reader, **changes)
+    scope["state"]["request_id"] = origin.request_id
+    return scope
+
+
+def _fingerprint(scope: Scope, body: bytes) -> str:
+    """Return what a request has in common with its retries, and with no other request."""
+    found = sha256()
+    for part in (scope["path"].encode(), scope.get("query_string", b""), body):
+        found.update(len(part).to_bytes(8) + part)
+    return found.hexdigest()

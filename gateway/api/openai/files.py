@@ -1,0 +1,144 @@
+"""`/v1/files`: files that clients upload, and the results of their batches."""
+
+import re
+from contextlib import aclosing
+from typing import Annotated, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import FileResponse
+
+from sluice.errors import invalid
+from sluice.gateway.answers.batches.records import OUTPUT_PURPOSE, PURPOSES, Batch, FileRecord, JsonObject, base_name
+from sluice.gateway.answers.batches.service import BatchService
+from sluice.gateway.answers.batches.store import FileUpload
+from sluice.gateway.answers.batches.tables import Page
+from sluice.gateway.api.openai.file_form import FORM_BYTES, FileForm, FormReader
+from sluice.gateway.front.http.bodies import json_response
+from sluice.gateway.front.http.parsing import quote_name, warning_header
+from sluice.gateway.front.http.request import owner_of, read_pieces
+from sluice.gateway.options.config import ServeConfig
+
+EXPIRY_S = range(3600, 2_592_000 + 1)
+"""Seconds after which a file may expire: an hour to 30 days, as at OpenAI."""
+_FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": list(PURPOSES)},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {"type": "integer", "minimum": EXPIRY_S[0], "maximum": EXPIRY_S[-1]},
+                    },
+                }
+            }
+        },
+    }
+}
+_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+After = Annotated[str, Query(max_length=80)]
+
+
+def add_routes(api: APIRouter, batches: BatchService, config: ServeConfig) -> None:
+    """Add the routes to `api`, which has the prefix."""
+    routes = FileRoutes(batches, config)
+    api.post("/files", openapi_extra=_FORM)(routes.upload)
+    api.get("/files")(routes.list)
+    api.get("/files/{file_id}")(routes.retrieve)
+    api.get("/files/{file_id}/content")(routes.content)
+    api.delete("/files/{file_id}")(routes.delete)
+
+
+class FileRoutes:
+    """Handlers of the routes. An owner sees its own files alone."""
+
+    def __init__(self, batches: BatchService, config: ServeConfig) -> None:
+        self._batches = batches
+        self._store = batches.store
+        self._config = config
+
+    async def upload(self, request: Request) -> Response:
+        """Store a file."""
+        owner = owner_of(request.headers)
+        limit = self._config.batches.max_file_bytes + FORM_BYTES
+        async with self._store.new_upload() as upload, aclosing(read_pieces(request, limit)) as pieces:
+            form = await FormReader(request.headers.get("content-type", ""), upload).read(pieces)
+            return await self._keep(form, upload, owner)
+
+    async def _keep(self, form: FileForm, upload: FileUpload, owner: str) -> Response:
+        if form.filename is None:
+            raise invalid("file", "file is required; with curl: -F file=@requests.jsonl -F purpose=batch")
+        purpose = form.fields.get("purpose")
+        if purpose not in PURPOSES:
+            got = "nothing" if purpose is None else f"{purpose[:80]!r}"
+            raise invalid("purpose", f"purpose must be one of {', '.join(PURPOSES)}, got {got}")
+        unknown = [quote_name(name) for name in form.fields if name not in _FIELDS]
+        if unknown and self._config.http.is_strict:
+            raise invalid(unknown[0], f"unknown field {unknown[0]}; this server refuses what it does not know")
+        filename = base_name(form.filename)
+        record = await self._batches.add_file(upload, owner, purpose, filename, _lifetime_s(form.fields))
+        return json_response(record.json(), headers=warning_header(unknown))
+
+    async def list(
+        self,
+        request: Request,
+        after: After = "",
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        order: Literal["asc", "desc"] = "desc",
+        purpose: Annotated[str, Query(max_length=80)] = "",
+    ) -> Response:
+        """List files, the newest first."""
+        page = Page(limit, after, order == "asc")
+        return list_response(await self._store.files(owner_of(request.headers), purpose, page), limit)
+
+    async def retrieve(self, request: Request, file_id: str) -> Response:
+        """Describe a file."""
+        return json_response((await self._file(request, file_id)).json())
+
+    async def content(self, request: Request, file_id: str) -> Response:
+        """Return the contents of a file."""
+        record = await self._file(request, file_id)
+        media_type = "application/jsonl" if record.purpose == OUTPUT_PURPOSE else "application/octet-stream"
+        headers = {"content-disposition": _disposition(base_name(record.filename))}
+        return FileResponse(self._store.path(record.id), media_type=media_type, headers=headers)
+
+    async def delete(self, request: Request, file_id: str) -> Response:
+        """Delete a file. The input of a batch that is not over stays."""
+        await self._store.delete_file(owner_of(request.headers), file_id)
+        return json_response({"id": file_id, "object": "file", "deleted": True})
+
+    async def _file(self, request: Request, file_id: str) -> FileRecord:
+        return await self._store.file(owner_of(request.headers), file_id)
+
+
+def _disposition(name: str) -> str:
+    """Return the header of RFC 6266 for a file of this name, in ASCII also for clients that read nothing else."""
+    plain = re.sub(r"[^ !#$&-[\]-~]", "_", name)
+    encoded = "" if plain == name else f"; filename*=UTF-8''{quote(name, safe='')}"
+    return f'attachment; filename="{plain}"{encoded}'
+
+
+def list_response(found: "list[FileRecord] | list[Batch]", limit: int) -> Response:
+    """Return a page of `limit` of what was found, which may have one more."""
+    items: list[JsonObject] = [each.json() for each in found[:limit]]
+    ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
+    return json_response({"object": "list", "data": items, **ids, "has_more": len(found) > limit})
+
+
+def _lifetime_s(fields: dict[str, str]) -> int | None:
+    """Return the seconds of `expires_after`; None without it. Raises INVALID."""
+    _, anchor_name, seconds_name = _FIELDS
+    anchor, text = fields.get(anchor_name), fields.get(seconds_name)
+    if anchor is None and text is None:
+        return None
+    if anchor != "created_at":
+        raise invalid(anchor_name, f"{anchor_name} must be 'created_at', got {str(anchor)[:80]!r}")
+    if text is None or not text.isascii() or not text.isdecimal() or len(text) > 9 or int(text) not in EXPIRY_S:
+        message = f"{seconds_name} must be a whole number from {EXPIRY_S[0]} to {EXPIRY_S[-1]}, got {str(text)[:80]!r}"
+        raise invalid(seconds_name, message)
+    return int(text)
