@@ -10,7 +10,7 @@ from sluice.errors import invalid
 
 
 class SchedulerPolicy(StrEnum):
-    """Names of the capacity policies, with TensorRT-LLM's meaning. `sluice.engine.scheduling.policies` has the
+    """Names of the capacity policies, with TensorRT-LLM's meaning. `sluice.engine.scheduling.planner` has the
     policies."""
 
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluice.engine.blocks import BlockHash, blocks_for
-from sluice.engine.scheduling.policies import AdmissionCandidate
+from sluice.engine.scheduling.planner import AdmissionCandidate
 from sluice.engine.sequence import NO_ROW, Sequence
 from sluice.engine.types import EngineInfo
 

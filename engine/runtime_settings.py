@@ -13,6 +13,8 @@ from sluice.errors import invalid
 Parse = Callable[[str], Any]
 """Reads a setting's text. Raises ValueError with what the text must be."""
 
+STALL_SETTING = "stall_timeout_s"
+"""The setting of the watchdog of delegated runtimes, beside the runtime's own."""
 _UNFILLED = re.compile(r"\$\{\w*\}")
 """A placeholder of tensorrtllm_backend's templates that nobody filled in."""
 

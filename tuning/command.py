@@ -20,7 +20,7 @@ from sluice.tuning.options import LOADS_LIVE, LOADS_SIMULATED, TRIALS_LIVE, TRIA
 from sluice.tuning.space import Dimension, Value, parse_values
 
 if TYPE_CHECKING:
-    from sluice.tuning.plan import TunePlan
+    from sluice.tuning.driving import TunePlan
     from sluice.tuning.run import Tuning
 
 INTERRUPTED = 130
@@ -98,8 +98,8 @@ def _console() -> Console:
 
 def _plan(arguments: argparse.Namespace) -> "TunePlan":
     """Return the plan. Raises TuneError and LoadConfigError."""
+    from sluice.tuning.driving import TunePlan
     from sluice.tuning.language_model import LanguageModelSubject
-    from sluice.tuning.plan import TunePlan
     from sluice.tuning.repository_model import RepositoryModelSubject
 
     repository = None if arguments.model_repository is None else arguments.model_repository.absolute()

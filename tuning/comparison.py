@@ -4,8 +4,6 @@ claimed."""
 import statistics
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 from sluice.load.compare import Comparison, compare_pairs
 from sluice.tuning.errors import TuneError
@@ -19,10 +17,8 @@ _SEED_OF_ROUNDS = 1000
 """Added to the seed, so that no round sends the requests of the search, for which the point was chosen."""
 
 
-class MeasureSeeded(Protocol):
-    """Measures a point with requests of a seed."""
-
-    def __call__(self, point: Point, seed: int) -> Awaitable[Figures]: ...
+MeasureSeeded = Callable[[Point, int], Awaitable[Figures]]
+"""Measures a point with requests of a seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,10 @@ async def run_rounds(
             point = points[place]
             known = store.find(Stage.ROUND, point, number)
             if known is None:
-                seeded = partial(measure, seed=_SEED_OF_ROUNDS + number)
+
+                def seeded(point: Point, seed: int = _SEED_OF_ROUNDS + number) -> Awaitable[Figures]:
+                    return measure(point, seed)
+
                 known = await measured(store, Stage.ROUND, point, seeded, number)
                 report(known)
             trials[place] = known

@@ -1,14 +1,16 @@
-"""Drives servers with the load tool: a point is measured by starting its server and sending it requests."""
+"""Drives servers with the load tool: a point is measured by starting its server and sending it requests. A `Plan` says
+what a run of the tuner does."""
 
 import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from sluice.load.config import ApiKind, LoadConfig, LoadConfigError, LoadTarget, RequestPace, Slo, Workload
 from sluice.load.run import Run, RunError, run_load
 from sluice.tuning.errors import TrialFailedError, TuneError
-from sluice.tuning.figures import Figures, figures_of_run
+from sluice.tuning.figures import Figures, Goal, figures_of_run
 from sluice.tuning.server import TrialServer, running_server
 from sluice.tuning.space import Point, Value
 from sluice.tuning.subject import Subject
@@ -112,3 +114,21 @@ async def _memory(server: TrialServer) -> Figures:
     found = {"memory": await asyncio.to_thread(server.memory_bytes)}
     on_gpus = (await server.metrics()).values("nv_gpu_memory_used_bytes")
     return found | ({"gpu_memory": sum(on_gpus)} if on_gpus else {})
+
+
+@dataclass(frozen=True, slots=True)
+class TunePlan:
+    """A plan: the subject, the goal, and how far to go. `num_checked` simulated points are measured on servers,
+    `num_rounds` times the best and the default settings in turns."""
+
+    subject: Subject
+    drive: Drive
+    goal: Goal
+    folder: Path
+    is_live: bool
+    costs: Path | None
+    num_trials: int
+    num_checked: int
+    num_rounds: int
+    seed: int
+    setup: dict[str, Any]

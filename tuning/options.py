@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from sluice.gateway.options.option import OneLineParser
 from sluice.load.config import ApiKind, Slo, TokenRange
-from sluice.load.request_options import add_prompts
+from sluice.load.options import add_prompts
 from sluice.load.values import argument, at_least, positive
 from sluice.tuning.errors import TuneError
 from sluice.tuning.figures import FigureConstraint, Objective

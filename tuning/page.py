@@ -1,10 +1,10 @@
 """The report of a tuning as one HTML file: the picture of throughput against latency, and tables."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from sluice.load.run import read_machine_info
-from sluice.plots import Line, Points, point_plot, render_report
+from sluice.plots import Line, Points, html_table, point_plot, render_report
 from sluice.tuning.figures import RATES, Figures, format_figure, is_latency
 from sluice.tuning.report import (
     COMPARISON_HEADER,
@@ -37,21 +37,15 @@ def render_page(tuning: Tuning, command: str) -> str:
     machine = ", ".join(f"{name} {value}" for name, value in read_machine_info().items())
     names = shown_names(tuning)
     rows = [row_of(tuning, kind, trial, names) for kind, trial in shown_trials(tuning)]
-    tables = [_table(header_of(tuning, names), rows)]
+    tables = [html_table(rows, header_of(tuning, names))]
     gaps = gap_rows(tuning)
     if gaps:
-        tables.append(f"<h2>{html.escape(GAPS_TITLE)}</h2>" + _table(GAP_HEADER, gaps))
+        tables.append(f"<h2>{html.escape(GAPS_TITLE)}</h2>" + html_table(gaps, GAP_HEADER))
     if tuning.verdict.comparisons:
         compared = [comparison_cells(each) for each in tuning.verdict.comparisons]
         title = f"<h2>{len(tuning.rounds)} rounds in turns: A the default settings, B what was found</h2>"
-        tables.append(title + _table(COMPARISON_HEADER, compared))
+        tables.append(title + html_table(compared, COMPARISON_HEADER))
     return render_report(title_of(tuning), (command, *verdict_lines(tuning), machine), tables, _plots(tuning))
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _plots(tuning: Tuning) -> list[str]:

@@ -13,11 +13,10 @@ from sluice.tuning.comparison import (
     nothing_meets,
     run_rounds,
 )
-from sluice.tuning.driving import LiveMeasurer
+from sluice.tuning.driving import LiveMeasurer, TunePlan
 from sluice.tuning.errors import TrialFailedError, TuneError
 from sluice.tuning.figures import Goal
 from sluice.tuning.language_model import LanguageModelSubject
-from sluice.tuning.plan import TunePlan
 from sluice.tuning.search import SearchSettings, counted_search
 from sluice.tuning.server import running_server
 from sluice.tuning.simulated_search import SimulatedSearch

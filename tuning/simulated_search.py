@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sluice.errors import SluiceError
 from sluice.tuning.comparison import best_trials, defaults_among, nearest_trial, nothing_meets
-from sluice.tuning.plan import TunePlan
+from sluice.tuning.driving import TunePlan
 from sluice.tuning.scaling import (
     TPOT,
     CostScale,

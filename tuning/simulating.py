@@ -45,7 +45,7 @@ _LEAST_REQUESTS, _REQUESTS_OF_CLIENT = 200, 10
 _COSTS_FOLDER = "costs"
 
 
-class Numbers:
+class Numbers(PromptSource):
     """Numbers prompts: a simulation needs their lengths and their common starts alone. They are made all the same, so
     that what is drawn afterwards is what the load tool draws."""
 

@@ -9,7 +9,6 @@ from time import perf_counter
 
 import zmq
 
-from sluice.engine.client.counters import NO_STATS
 from sluice.engine.client.link import EngineLink, LinkedEngineClient
 from sluice.engine.client.supervision import Clock
 from sluice.engine.config import EngineConfig
@@ -25,6 +24,7 @@ from sluice.engine.frames import (
     StepFrame,
 )
 from sluice.engine.process.curve import ClientCurve
+from sluice.engine.statistics import NO_STATS
 from sluice.engine.types import BlockSource, EngineInfo
 from sluice.errors import ErrorCode, SluiceError
 

@@ -12,7 +12,6 @@ from time import perf_counter
 
 import msgspec
 
-from sluice.engine.client.counters import NO_STATS, add_counters, without_gauges
 from sluice.engine.client.stream import EventRelay, GenerationStream, PrefillCount
 from sluice.engine.client.supervision import (
     MAX_SHARED_CRASHES,
@@ -45,6 +44,7 @@ from sluice.engine.frames import (
     WakeUp,
 )
 from sluice.engine.scheduling.admission import check_reported_queue, check_waiting
+from sluice.engine.statistics import NO_STATS, add_counters, without_gauges
 from sluice.engine.types import BlockSource, EngineInfo, GenerateRequest, RequestFailed
 from sluice.engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError, invalid

@@ -48,9 +48,6 @@ class Told(NamedTuple):
     adapter: str | None
 
 
-NOTHING_TOLD = Told(None, None)
-
-
 @dataclass(slots=True, eq=False)
 class _Block:
     key: Hashable
@@ -80,7 +77,7 @@ class _Handed(NamedTuple):
 
 
 class CachedPrefixes:
-    """Implements `sluice.engine.process.prefix_feed.PrefixIndex` over a runtime's events. Used on the event loop
+    """Implements `sluice.engine.process.prefix_feed.FollowedIndex` over a runtime's events. Used on the event loop
     alone."""
 
     def __init__(self, block_size: int, clock: Callable[[], float] = perf_counter) -> None:

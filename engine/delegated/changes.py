@@ -2,14 +2,34 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from sluice.engine.delegated.abilities import change_adapters
-from sluice.engine.delegated.interface import DelegatedRuntime, SleepingRuntime
-from sluice.engine.frames import AdapterOutcome, ChangeCommand, Sleep, SleepOutcome, WakeUp
+from sluice.engine.delegated.interface import DelegatedRuntime
+from sluice.engine.frames import AdapterOutcome, ChangeCommand, LoadAdapter, Sleep, SleepOutcome, UnloadAdapter, WakeUp
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
+
+
+async def change_adapters(
+    runtime: DelegatedRuntime, command: LoadAdapter | UnloadAdapter, adapters: Collection[str]
+) -> AdapterOutcome:
+    """Load or unload an adapter beside those that are loaded, and return the answer."""
+    name, names = command.name, {*adapters}
+    try:
+        if isinstance(command, LoadAdapter):
+            await runtime.load_adapter(name, command.path)
+            names.add(name)
+        else:
+            await runtime.unload_adapter(name)
+            names.discard(name)
+    except SluiceError as error:
+        return AdapterOutcome(name, error.code, error.message)
+    except Exception as error:
+        log.exception("%s cannot change LoRA adapter %s", runtime.title, name)
+        message = f"{runtime.title} cannot change LoRA adapter {name}: {error}"
+        return AdapterOutcome(name, ErrorCode.INTERNAL, message)
+    return AdapterOutcome(name, adapters=tuple(sorted(names)), digests=dict(runtime.adapter_digests))
 
 
 class RuntimeChanges:
@@ -72,10 +92,8 @@ class RuntimeChanges:
     async def _sleep_or_wake(self, command: Sleep | WakeUp) -> SleepOutcome:
         title = self._runtime.title
         try:
-            if not isinstance(self._runtime, SleepingRuntime):
-                raise SluiceError(ErrorCode.UNIMPLEMENTED, f"{title} cannot sleep")
             if isinstance(command, Sleep):
-                await self._sleep(self._runtime, command)
+                await self._sleep(command)
             elif await self._runtime.wake_up(command.tags):
                 self.is_asleep = self.is_frozen = False
         except SluiceError as error:
@@ -85,15 +103,15 @@ class RuntimeChanges:
             return SleepOutcome(self.is_asleep, ErrorCode.INTERNAL, f"{title} cannot obey: {error}")
         return SleepOutcome(self.is_asleep)
 
-    async def _sleep(self, runtime: SleepingRuntime, command: Sleep) -> None:
-        runtime.check_sleep(command.level, command.mode)
+    async def _sleep(self, command: Sleep) -> None:
+        self._runtime.check_sleep(command.level, command.mode)
         before = self.is_asleep, self.is_frozen
         self.is_asleep, self.is_frozen = True, command.mode != "wait"
         self._on_change()
         if command.mode == "abort":
             self._abort()
         try:
-            await runtime.sleep(command.level, command.mode)
+            await self._runtime.sleep(command.level, command.mode)
             self.is_frozen = True
         except BaseException:
             self.is_asleep, self.is_frozen = before

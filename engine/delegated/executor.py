@@ -10,13 +10,11 @@ from time import perf_counter
 import msgspec
 
 from sluice.engine.config import EngineConfig
-from sluice.engine.delegated.abilities import Renderings
-from sluice.engine.delegated.admission import RuntimeCapacity, RuntimeGate
+from sluice.engine.delegated.admission import BlockSharing, RuntimeCapacity, RuntimeGate
 from sluice.engine.delegated.changes import RuntimeChanges
-from sluice.engine.delegated.in_flight import InFlightTable
-from sluice.engine.delegated.interface import DelegatedRuntime, EngineLost, HandoverRuntime, Iteration, ResponseDelta
-from sluice.engine.delegated.sequence import DelegatedSequence, Rendered, make_sequence
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.in_flight import InFlightListener, InFlightTable
+from sluice.engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
+from sluice.engine.delegated.sequence import DelegatedSequence, Rendered, Renderings, make_sequence
 from sluice.engine.delegated.statistics import StatisticsRecorder
 from sluice.engine.delegated.watchdog import Watchdog, stall_timeout_s
 from sluice.engine.frames import (
@@ -34,8 +32,15 @@ from sluice.engine.frames import (
     WakeUp,
     request_failed,
 )
-from sluice.engine.scheduling.admission import AdmissionController, Backlog, deadline_error
-from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.scheduling.admission import (
+    CHARGED_TOKENS,
+    HEARTBEAT_S,
+    MAX_COMMANDS,
+    AdmissionController,
+    Backlog,
+    deadline_error,
+)
+from sluice.engine.scheduling.planner import find_policy
 from sluice.engine.scheduling.queue import DeadlineHeap
 from sluice.engine.statistics import EngineStats, IterationStats
 from sluice.engine.types import (
@@ -52,17 +57,11 @@ from sluice.log_relay import about
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.5
-"""An idle engine speaks at least this often; a silent one hangs."""
-CHARGED_TOKENS = 16
-"""Output is charged to a tenant's account in such pieces."""
-MAX_COMMANDS = 32
-"""Commands obeyed in one turn of the loop, so that a burst of them does not hold up the requests that decode."""
 MAX_PROMPT_TOKENS = 1 << 17
 """Tokens of prompts after which a turn takes no more commands, since the blocks of each prompt are hashed."""
 
 
-class DelegatedExecutor:
+class DelegatedExecutor(InFlightListener):
     """Serves one runtime on an event loop: queue, priorities, fair shares, deadlines and admission are ours, batching,
     KV cache and sampling are the runtime's. All methods are called on that loop."""
 
@@ -78,7 +77,6 @@ class DelegatedExecutor:
         """`info` and `iteration` are what `runtime.start` returned."""
         self.info = info
         self._runtime = runtime
-        self._handover = runtime if isinstance(runtime, HandoverRuntime) else None
         self._emit = emit
         self._clock = clock
         policy = find_policy(info.scheduler_policy)
@@ -110,7 +108,6 @@ class DelegatedExecutor:
         self._last_emit = 0.0
         self._profile_until = 0.0
         """The time until which iterations are told of."""
-        self._predicted_wait_s = self._last_prediction = 0.0
         self._is_busy = asyncio.Event()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -143,13 +140,12 @@ class DelegatedExecutor:
             num_waiting=len(self._renderings.tasks) + len(queue) + len(in_flight) - started,
             num_blocks_used=used,
             num_blocks_free=self.info.num_blocks - used,
-            num_blocks_reserved=self.info.num_blocks - self._free_blocks,
+            num_blocks_reserved=self.info.num_blocks - self._count_free_blocks(),
             num_blocks_cached=min(len(self._prefixes or ()), self.info.num_blocks - used),
-            predicted_wait_s=self._predicted_wait_s,
             **self._admission.stats(started),
             iteration=self._recorder.iteration,
             histograms=self._recorder.histograms(),
-            handover=None if self._handover is None else self._handover.handover_stats(),
+            handover=self._runtime.handover_stats(),
             **self._recorder.counters.totals(),  # type: ignore[arg-type]
         )
 
@@ -247,7 +243,7 @@ class DelegatedExecutor:
         self._admission.admit_to_queue(
             sequence,
             self._in_flight.sequences,
-            self._free_blocks,
+            self._count_free_blocks(),
             self._clock(),
             backlog=self._backlog(),
             was_accepted=command.was_accepted,
@@ -269,9 +265,8 @@ class DelegatedExecutor:
         num_waiting = num_rendering + len(self._admission.queue) + len(in_flight) - started
         return Backlog(num_waiting, num_places, count_started)
 
-    @property
-    def _free_blocks(self) -> int:
-        """Blocks not reserved by requests in flight; none where some of those wait in the runtime."""
+    def _count_free_blocks(self) -> int:
+        """Return the blocks not reserved by requests in flight; none where some of those wait in the runtime."""
         return max(self.info.num_blocks - self._gate.reserved_blocks(self._in_flight.sequences), 0)
 
     def _cancel(self, stream_id: int) -> None:
@@ -334,9 +329,7 @@ class DelegatedExecutor:
     def _flush(self) -> None:
         """Send what happened since the last frame; without events the frame is a heartbeat."""
         now = self._clock()
-        if now - self._last_prediction >= HEARTBEAT_S:
-            self._last_prediction = now
-            self._predicted_wait_s = self._admission.predict_wait(self._in_flight.sequences, self._free_blocks, now)
+        self._admission.update_prediction(self._in_flight.sequences, self._count_free_blocks, now)
         stats = self.stats()
         profile = self._recorder.profile(stats, now) if now < self._profile_until else None
         frame = StepFrame(self._events, self._failures, stats, *self._changes.take_outcomes(), profile=profile)
@@ -407,12 +400,8 @@ class DelegatedExecutor:
             self._end.set_exception(EngineLost(f"{self._runtime.title} cannot go on: {error}"))
 
     def _charge(self, sequence: DelegatedSequence, at_least: int) -> None:
-        """Charge the output since the last time to the tenant's account, once it is `at_least` so many tokens."""
-        fresh = sequence.num_output - sequence.num_charged
-        if fresh >= at_least:
-            self._admission.queue.charge(sequence, fresh)
+        if fresh := self._admission.charge_output(sequence, at_least):
             self._recorder.record_tokens(sequence.tenant, 0, fresh)
-            sequence.num_charged = sequence.num_output
 
     def _dismiss(self, sequence: DelegatedSequence) -> None:
         """Send the client no more of a sequence. One in flight stays in the table until the runtime has ended it."""

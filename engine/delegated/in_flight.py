@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 from sluice.engine.delegated.interface import (
     DelegatedRuntime,
@@ -26,25 +27,27 @@ ABORT_GRACE_S = 10.0
 """How long the last response to an aborted request is awaited."""
 
 
-class InFlightListener(Protocol):
+class InFlightListener(ABC):
     """Receives the outcome of each request in flight. `on_removed` comes last; before it, unless the request was
     aborted, `on_failure` or a delta with a finish reason."""
 
+    @abstractmethod
     def on_response(self) -> None:
         """The runtime has sent something."""
-        ...
 
+    @abstractmethod
     def on_delta(self, sequence: DelegatedSequence, delta: ResponseDelta) -> None: ...
 
+    @abstractmethod
     def on_failure(self, sequence: DelegatedSequence, error: SluiceError) -> None: ...
 
+    @abstractmethod
     def on_removed(self, sequence: DelegatedSequence) -> None:
         """The runtime holds nothing for the request any more."""
-        ...
 
+    @abstractmethod
     def on_lost(self, error: Exception) -> None:
         """The runtime will bring nothing any more."""
-        ...
 
 
 class InFlightTable:

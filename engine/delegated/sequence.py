@@ -1,25 +1,31 @@
 """A request in the engine of a runtime that batches by itself: its values from the queue to its end."""
 
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from sluice.engine.blocks import BlockHash, blocks_for
+from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.cached_prefixes import Owner
 from sluice.engine.delegated.interface import (
-    AdapterRuntime,
     DelegatedRuntime,
-    HandoverRuntime,
     RequestHandle,
     ResponseDelta,
 )
-from sluice.engine.delegated.sharing import BlockSharing
 from sluice.engine.frames import Submit
-from sluice.engine.queued import QueuedSequence
+from sluice.engine.scheduling.admission import check_reported_queue
+from sluice.engine.sequence import QueuedSequence
+from sluice.engine.statistics import EngineStats
 from sluice.engine.types import EngineInfo, EventDetail, GenerateRequest
-from sluice.engine.validation import check_adapter, check_lengths, check_request
+from sluice.engine.validation import check_adapter, check_lengths, check_request, num_tokens_after
 from sluice.errors import ErrorCode, SluiceError, invalid, named
+from sluice.log_relay import about
+
+log = logging.getLogger(__name__)
 
 
 class Rendered(NamedTuple):
@@ -61,7 +67,7 @@ class DelegatedSequence(QueuedSequence):
         has_images: bool = False,
         prompt_hashes: Sequence[BlockHash] = (),
         owner: Owner | None = None,
-        replay: "Replay | None" = None,
+        replay: "ReplayedOutput | None" = None,
     ) -> None:
         can_stop = bool(request.sampling.stop_token_ids) or not request.sampling.ignore_eos
         super().__init__(stream_id, request, now, worst_case_blocks, can_stop=can_stop)
@@ -102,7 +108,7 @@ class DelegatedSequence(QueuedSequence):
         return blocks_for(self.num_prompt + self.num_output, self.block_size)
 
 
-class Replay:
+class ReplayedOutput:
     """Drops output that was sent already from what is generated again."""
 
     def __init__(self, sent: Sequence[int]) -> None:
@@ -143,10 +149,10 @@ def make_sequence(
             f"{info.num_blocks}; lower {named('max_tokens')}",
         )
     is_replayed = bool(request.resume_token_ids) and (not goes_on or runtime.needs_replay(request))
-    replay = Replay(request.resume_token_ids) if is_replayed else None
+    replay = ReplayedOutput(request.resume_token_ids) if is_replayed else None
     given = request if replay is None else msgspec.structs.replace(request, resume_token_ids=[])
     prepared, handover = prepare(given), b"" if command.source is None else command.source.handover
-    if handover and isinstance(runtime, HandoverRuntime):
+    if handover:
         prepared = runtime.take_over(prepared, handover)
     has_own_blocks = bool(command.request.images or handover)
     return DelegatedSequence(
@@ -164,8 +170,7 @@ def make_sequence(
 
 
 def _owner(request: GenerateRequest, runtime: DelegatedRuntime) -> Owner:
-    digests = runtime.adapter_digests if isinstance(runtime, AdapterRuntime) else {}
-    return Owner(request.cache_salt, request.adapter, digests.get(request.adapter, ""))
+    return Owner(request.cache_salt, request.adapter, runtime.adapter_digests.get(request.adapter, ""))
 
 
 def _prompt_hashes(request: GenerateRequest, runtime: DelegatedRuntime, info: EngineInfo) -> list[BlockHash]:
@@ -176,3 +181,59 @@ def _prompt_hashes(request: GenerateRequest, runtime: DelegatedRuntime, info: En
         return []
     token_ids = [*request.prompt_token_ids, *request.resume_token_ids]
     return chain.hashes(token_ids, (len(token_ids) - 1) // info.block_size)
+
+
+class Renderings:
+    """The requests whose images are being turned into tokens, before they can be queued. Used on the executor's
+    loop."""
+
+    def __init__(
+        self,
+        runtime: DelegatedRuntime,
+        config: EngineConfig,
+        clock: Callable[[], float],
+        on_rendered: Callable[[Submit, Rendered | SluiceError], None],
+    ) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._clock = clock
+        self._on_rendered = on_rendered
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+        """By stream id."""
+
+    def start(self, command: Submit, info: EngineInfo, stats: EngineStats) -> None:
+        """Raises SluiceError for a request that cannot be served, and where the queue is full already."""
+        check_request(command.request, info)
+        if not command.was_accepted:
+            check_reported_queue(stats, info.max_num_seqs, self._config)
+        self.tasks[command.stream_id] = asyncio.create_task(self._run(command, info, self._clock()))
+
+    def cancel(self, stream_id: int) -> bool:
+        """Forget a request. Returns whether there was one."""
+        task = self.tasks.pop(stream_id, None)
+        if task is not None:
+            task.cancel()
+        return task is not None
+
+    async def _run(self, command: Submit, info: EngineInfo, submitted_at: float) -> None:
+        outcome: Rendered | SluiceError
+        try:
+            expanded = await self._runtime.expand(command.request)
+            request = _with_prompt(command.request, expanded.token_ids, info)
+            outcome = Rendered(request, expanded.prepare, submitted_at, expanded.goes_on)
+        except SluiceError as error:
+            outcome = error
+        except Exception:
+            id_ = command.request.request_id
+            log.exception("the images of request %s cannot be prepared", id_, extra=about(id_))
+            outcome = SluiceError(ErrorCode.INTERNAL, "the engine failed to prepare these images; its log says why")
+        del self.tasks[command.stream_id]
+        self._on_rendered(command, outcome)
+
+
+def _with_prompt(request: GenerateRequest, token_ids: list[int], info: EngineInfo) -> GenerateRequest:
+    sampling = request.sampling
+    if request.fits_context:
+        max_tokens = min(sampling.max_tokens, num_tokens_after(len(token_ids), info))
+        sampling = msgspec.structs.replace(sampling, max_tokens=max_tokens)
+    return msgspec.structs.replace(request, prompt_token_ids=token_ids, sampling=sampling, images=[])

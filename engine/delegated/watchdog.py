@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 
 from sluice.engine.delegated.in_flight import InFlightTable
 from sluice.engine.delegated.interface import DelegatedRuntime, EngineLost
+from sluice.engine.runtime_settings import STALL_SETTING
 from sluice.engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError, invalid
 
-STALL_SETTING = "stall_timeout_s"
 STALL_TIMEOUT_S = 60.0
 """Longer than any step takes, the first one of a new shape included."""
 CHECK_S = 0.25

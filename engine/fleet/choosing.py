@@ -21,7 +21,7 @@ from sluice.engine.blocks import HashChain
 from sluice.engine.client.base import Replica
 from sluice.engine.client.supervision import Clock
 from sluice.engine.fleet.prefix_index import PrefixIndex
-from sluice.engine.fleet.router import Choice, ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from sluice.engine.fleet.router import ReplicaChoice, ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
 from sluice.engine.frames import PrefixChanges
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import EngineInfo, GenerateRequest, RequestFailed
@@ -43,7 +43,7 @@ class Pick(NamedTuple):
     cost_s: float
     wait_s: float
     num_cached_tokens: int
-    choice: Choice
+    choice: ReplicaChoice
 
 
 class Offer(NamedTuple):
@@ -133,10 +133,6 @@ class ReplicaChooser:
             return None
         self.note_sent(request, pick)
         return pick.replica
-
-    def leading_blocks(self, request: GenerateRequest, info: EngineInfo) -> Sequence[int]:
-        """Return how many leading blocks of the prompt each replica is thought to have, by its number."""
-        return self.index.leading_blocks(self._routed(request, info).block_hashes)
 
     def follow(self, replica: Replica) -> None:
         """Hear from now on what the replica's prefix cache has."""

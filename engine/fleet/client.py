@@ -15,7 +15,6 @@ from time import perf_counter
 import msgspec
 
 from sluice.engine.client.base import EngineClient, Replica
-from sluice.engine.client.counters import NO_STATS, sum_stats
 from sluice.engine.client.stream import GenerationStream
 from sluice.engine.client.supervision import Clock, RecoveryCounts
 from sluice.engine.config import EngineConfig
@@ -26,7 +25,7 @@ from sluice.engine.fleet.moving import StreamHolder, StreamMover
 from sluice.engine.fleet.router import DEFAULT_ROUTING, MIN_SPLIT_TOKENS, RouterSettings
 from sluice.engine.fleet.waking import WakingRoom
 from sluice.engine.frames import SleepMode
-from sluice.engine.statistics import EngineStats
+from sluice.engine.statistics import NO_STATS, EngineStats, sum_stats
 from sluice.engine.types import EngineInfo, GenerateRequest
 from sluice.engine.validation import check_adapter, check_lengths
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -239,10 +238,6 @@ class FleetClient:
         stream = self.handover.submit(request, offer)
         offer.replica.num_routed += 1
         return stream
-
-    def leading_blocks(self, request: GenerateRequest) -> Sequence[int]:
-        """Return how many leading blocks of the prompt each replica is thought to have, by its number."""
-        return self._chooser.leading_blocks(request, self.info)
 
     def refuse_if_full(self) -> None:
         """Raise OVERLOADED where each replica that serves has a full queue, with the least time to wait for one."""

@@ -11,7 +11,6 @@ from time import perf_counter
 
 from sluice.engine.client.attached import AttachedEngineClient
 from sluice.engine.client.base import EngineClient, Replica
-from sluice.engine.client.counters import add_counters, without_gauges
 from sluice.engine.client.supervision import Clock
 from sluice.engine.config import EngineConfig, Task
 from sluice.engine.fleet.client import NO_ENGINE, RETRY_S, FleetClient, check_agreement
@@ -19,6 +18,7 @@ from sluice.engine.fleet.membership.members import Member, Membership
 from sluice.engine.fleet.router import DEFAULT_ROUTING, MIN_SPLIT_TOKENS, RouterSettings
 from sluice.engine.fleet.waking import WakeSettings, WakingRoom, presume_info
 from sluice.engine.model_folder import served_task
+from sluice.engine.statistics import add_counters, without_gauges
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)

@@ -118,7 +118,7 @@ step takes by default. Fewer delay the streams beside them by one step, and the 
 long."""
 
 
-class Choice(NamedTuple):
+class ReplicaChoice(NamedTuple):
     """The chosen replica, and why."""
 
     replica: ReplicaView
@@ -132,7 +132,7 @@ class Choice(NamedTuple):
 
 def choose(
     request: RoutedRequest, replicas: Sequence[ReplicaView], index: PrefixIndex, settings: RouterSettings
-) -> Choice:
+) -> ReplicaChoice:
     """Choose the replica for a request. Equal values give an equal choice.
 
     Raises SluiceError UNAVAILABLE where no replica can take it, NOT_FOUND where none has its adapter.
@@ -145,17 +145,17 @@ def choose(
         able = _of_one_version(able, request, settings.seed)
     turn = (request.ticket + settings.seed) % len(able)
     if settings.policy == RoutingPolicy.ROUND_ROBIN:
-        return Choice(able[turn], 0, 0.0, {})
+        return ReplicaChoice(able[turn], 0, 0.0, {})
     if settings.policy == RoutingPolicy.LEAST_LOADED:
         best = min(able[turn:] + able[:turn], key=_load)
         parts = _parts(request, best, 0, settings)
-        return Choice(best, 0, sum(parts.values()), parts)
+        return ReplicaChoice(best, 0, sum(parts.values()), parts)
     leading = index.leading_blocks(request.block_hashes) if request.block_hashes else ()
     best = able[_cheapest(request, able, leading, settings, turn)]
     num_blocks = leading[best.number] if best.number < len(leading) else 0
     num_cached = _cached_tokens(request, best, num_blocks)
     parts = _parts(request, best, num_cached, settings)
-    return Choice(best, num_cached, sum(parts.values()), parts)
+    return ReplicaChoice(best, num_cached, sum(parts.values()), parts)
 
 
 def _is_able(request: RoutedRequest, replica: ReplicaView, settings: RouterSettings) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sluice.engine.queued import RequestSize
-from sluice.engine.scheduling.chunks import ChunkLimits, StepCosts, choose_chunk
+from sluice.engine.scheduling.planner import ChunkLimits, StepTimes, choose_chunk
+from sluice.engine.sequence import RequestSize
 
 Floats = NDArray[np.float64]
 
@@ -355,7 +355,7 @@ class PrefillPace:
 
     def max_prefill_tokens(self) -> tuple[int, int]:
         """Return the most tokens of prompts for a step in which others decode, and for one in which none does."""
-        costs = StepCosts(self._decode_s, self.prompt_token_s)
+        costs = StepTimes(self._decode_s, self.prompt_token_s)
         return (
             choose_chunk(costs, self._limits, is_decoding=True),
             choose_chunk(costs, self._limits, is_decoding=False),

@@ -12,7 +12,7 @@ import numpy as np
 from sluice.engine.forecast.learning import Floats
 
 
-class SimulatedSequence(NamedTuple):
+class ForecastSequence(NamedTuple):
     """A sequence in one course of events."""
 
     arrives_at: float
@@ -34,7 +34,7 @@ class SimulatedGroup:
     weight: float
     charged: float
     rate: float = 0.0
-    waiting: list[SimulatedSequence] = field(default_factory=list)
+    waiting: list[ForecastSequence] = field(default_factory=list)
     num_gone: int = 0
     was_waiting: bool = False
 
@@ -57,7 +57,7 @@ class Limits(NamedTuple):
     is_in_flight: bool
 
 
-class Start(NamedTuple):
+class ForecastStart(NamedTuple):
     """The admission of a sequence."""
 
     at: float
@@ -79,7 +79,7 @@ class RunningEnd(NamedTuple):
 
 def simulate(
     running: Sequence[RunningEnd], groups: Sequence[SimulatedGroup], limits: Limits
-) -> tuple[list[Start], float]:
+) -> tuple[list[ForecastStart], float]:
     """Run one course of events, until the last of the first group has been admitted. Returns the admissions of that
     group, and the mean number of running sequences. Changes the groups."""
     own, is_alone, ends = groups[0], len(groups) == 1, list(running)
@@ -91,7 +91,7 @@ def simulate(
     now = prefill_ends = num_prompt = num_blocks = num_running = 0.0
     num_admitted, is_short = 0, False
     is_closed = not limits.is_in_flight and bool(ends)
-    starts: list[Start] = []
+    starts: list[ForecastStart] = []
     while own.num_gone < len(own.waiting):
         chosen = 0 if is_alone else _next_group(groups, now)
         sequence = groups[chosen].waiting[groups[chosen].num_gone] if chosen >= 0 else None
@@ -113,7 +113,7 @@ def simulate(
         group = groups[chosen]
         group.num_gone += 1
         if chosen == 0:
-            starts.append(Start(now, num_prompt, num_blocks + needed, is_short))
+            starts.append(ForecastStart(now, num_prompt, num_blocks + needed, is_short))
         if now > leaves_at:
             continue
         num_admitted, num_running = num_admitted + 1, num_running + len(ends)
@@ -155,7 +155,7 @@ def _next_group(groups: Sequence[SimulatedGroup], now: float) -> int:
 class Curve:
     """When the sequences of a group are admitted, in seconds from the simulation, over all simulated courses."""
 
-    def __init__(self, courses: Sequence[Sequence[Start]], elapsed: Callable[[Floats, Floats], Floats]) -> None:
+    def __init__(self, courses: Sequence[Sequence[ForecastStart]], elapsed: Callable[[Floats, Floats], Floats]) -> None:
         """`elapsed`: the seconds of some steps from now, and of the prompt tokens that are admitted meanwhile."""
         starts = np.array(courses, float)
         seconds = elapsed(starts[:, :, 0], starts[:, :, 1]) * (starts[:, :, 0] > 0.0)

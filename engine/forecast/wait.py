@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sluice.engine.forecast.learning import Calibration, OutputLengths, PrefillPace, StepTimeModel
-from sluice.engine.forecast.schedule import Curve, Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
-from sluice.engine.queued import QueuedSequence, RequestSize
-from sluice.engine.scheduling.chunks import ChunkLimits
-from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.forecast.schedule import Curve, ForecastSequence, Limits, RunningEnd, SimulatedGroup, simulate
+from sluice.engine.scheduling.planner import ChunkLimits, find_policy
 from sluice.engine.scheduling.queue import WaitingGroup, WaitingQueue
+from sluice.engine.sequence import QueuedSequence, RequestSize
 from sluice.engine.types import EngineInfo
 
 MIN_STEPS, MIN_ENDINGS = 32, 32
@@ -314,7 +313,7 @@ class WaitForecast:
         groups_of = [members.get((s.priority, s.tenant), -1) for s in running]
         return [list(map(RunningEnd, course, blocks, groups_of)) for course in ends.T.tolist()]
 
-    def _draw_waiting(self, group: WaitingGroup, length: int, draw: _Draw) -> list[list[SimulatedSequence]]:
+    def _draw_waiting(self, group: WaitingGroup, length: int, draw: _Draw) -> list[list[ForecastSequence]]:
         """Return the sequences of a group in each course: those that wait, and those that are expected. If `length` is
         not 0, there are so many in all, as if they waited already."""
         known = len(group.waiting)
@@ -334,7 +333,7 @@ class WaitForecast:
         prompts = [s.num_tokens * self._computed_share for s in sequences]
         blocks = [draw.block_share * s.worst_case_blocks for s in sequences]
         columns = np.stack((arrives.T, left.T, leaves.T), axis=1).tolist()
-        return [list(map(SimulatedSequence, at, prompts, output, blocks, until)) for at, output, until in columns]
+        return [list(map(ForecastSequence, at, prompts, output, blocks, until)) for at, output, until in columns]
 
     def _num_free(self, state: EngineState) -> float:
         worst_case = sum(s.worst_case_blocks for s in state.running)

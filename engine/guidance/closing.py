@@ -13,7 +13,15 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from sluice.engine.guidance.nodes import escape, find, have_exclusive_members, may_be_object, names_in
-from sluice.engine.guidance.rewriting import UNIONS, Note, Place, Rewriter, exact_patterns, is_reference, note_union
+from sluice.engine.guidance.rewriting import (
+    UNIONS,
+    Note,
+    Rewriter,
+    SchemaPlace,
+    exact_patterns,
+    is_reference,
+    note_union,
+)
 
 _CONDITIONS = ("if", "then", "else")
 _OPENING = ("additionalProperties", "unevaluatedProperties", "$dynamicRef", "$recursiveRef")
@@ -42,11 +50,6 @@ def rewrite(schema: dict[str, Any], *, is_closed: bool = False) -> Rewritten:
     that it names, where it does not say so itself."""
     closer = ObjectCloser(schema, is_closed=is_closed)
     return Rewritten(closer.run(), tuple(closer.notes))
-
-
-def relaxations(schema: dict[str, Any]) -> Iterator[str]:
-    """Yield what a schema says and its grammar does not keep to, each with its place."""
-    return map(str, rewrite(schema).notes)
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class ObjectCloser(Rewriter):
 
     def whole(self, node: Any, pointer: str, depth: int) -> Any:
         if isinstance(node, dict) and (self._is_closed or node.get("unevaluatedProperties") is False):
-            return self.settle(self._close(Place(node, pointer, depth, is_part=False), Others()), pointer)
+            return self.settle(self._close(SchemaPlace(node, pointer, depth, is_part=False), Others()), pointer)
         return super().whole(node, pointer, depth)
 
     def define(self, pointer: str, node: Any, *, is_whole: bool) -> str:
@@ -92,7 +95,7 @@ class ObjectCloser(Rewriter):
         is_same = not self._is_closed and not (isinstance(node, dict) and _PARTLY_COUNTED & node.keys())
         return super().define(pointer, node, is_whole=is_whole or is_same or not may_be_object(node))
 
-    def _close(self, place: Place, others: Others) -> Any:
+    def _close(self, place: SchemaPlace, others: Others) -> Any:
         """Return a schema that has no members but its own and the others. A place that has others is a part."""
         node = place.node
         if is_reference(node):
@@ -104,18 +107,18 @@ class ObjectCloser(Rewriter):
             return self._close_options(place, others, unions[0])
         return self._close_as_one(place, others)
 
-    def _close_copy(self, place: Place, others: Others) -> Any:
+    def _close_copy(self, place: SchemaPlace, others: Others) -> Any:
         """Return a copy of what a reference leads to, closed: elsewhere it has no others."""
         reference, node = place.node["$ref"], find(self.schema, place.node["$ref"])
         if not isinstance(node, dict) or reference in self._copied or self._num_copies >= _MAX_COPIES:
             return self.open(place)
         self._num_copies += 1
         self._copied.append(reference)
-        closed = self._close(Place(node, reference, place.depth + 1, is_part=True), others)
+        closed = self._close(SchemaPlace(node, reference, place.depth + 1, is_part=True), others)
         self._copied.pop()
         return closed
 
-    def _close_as_one(self, place: Place, others: Others) -> Any:
+    def _close_as_one(self, place: SchemaPlace, others: Others) -> Any:
         """Close a schema whose parts stay open."""
         members = self._members(place.node, place.pointer)
         out = self.open(place)
@@ -132,7 +135,7 @@ class ObjectCloser(Rewriter):
         out["additionalProperties"] = False
         return out
 
-    def _close_options(self, place: Place, others: Others, union: str) -> Any:
+    def _close_options(self, place: SchemaPlace, others: Others, union: str) -> Any:
         """Close each option of a schema, which has the members beside it too."""
         base = self._members(place.node, place.pointer, without=union)
         options = [(f"{place.pointer}/{union}/{i}", each) for i, each in enumerate(place.node[union])]
@@ -161,7 +164,7 @@ class ObjectCloser(Rewriter):
     def _close_option(self, node: Any, pointer: str, depth: int, others: Others) -> Any:
         if not isinstance(node, dict):
             return node
-        closed = self._close(Place(node, pointer, depth, is_part=bool(others)), others)
+        closed = self._close(SchemaPlace(node, pointer, depth, is_part=bool(others)), others)
         return closed if others else self.settle(closed, pointer)
 
     def _shared_names(self, options: list[tuple[str, Any]], found: dict[str, Members]) -> dict[str, dict[str, Any]]:

@@ -48,7 +48,7 @@ class Note(NamedTuple):
 
 
 @dataclass(slots=True)
-class Place:
+class SchemaPlace:
     """A schema that is being rewritten."""
 
     node: dict[str, Any]
@@ -90,13 +90,13 @@ class Rewriter:
         """Return the schema that alone says what a value is."""
         if not isinstance(node, dict):
             return node
-        return self.settle(self.open(Place(node, pointer, depth, is_part=False)), pointer)
+        return self.settle(self.open(SchemaPlace(node, pointer, depth, is_part=False)), pointer)
 
     def part(self, node: Any, pointer: str, depth: int) -> Any:
         """Return the schema that says what a value is beside others."""
-        return self.open(Place(node, pointer, depth, is_part=True)) if isinstance(node, dict) else node
+        return self.open(SchemaPlace(node, pointer, depth, is_part=True)) if isinstance(node, dict) else node
 
-    def open(self, place: Place) -> Any:
+    def open(self, place: SchemaPlace) -> Any:
         """Return a schema as it is open or closed by itself."""
         if place.depth > _MAX_DEPTH:
             return place.node
@@ -115,7 +115,7 @@ class Rewriter:
             _settle_counts(self, out, pointer)
         return out
 
-    def note(self, place: Place, what: str, *, is_broken: bool = True) -> None:
+    def note(self, place: SchemaPlace, what: str, *, is_broken: bool = True) -> None:
         self.notes[Note(what, place.pointer, is_broken)] = None
 
     def refer(self, reference: str, *, is_whole: bool) -> str:
@@ -161,35 +161,35 @@ def is_reference(node: Any) -> bool:
 # -- keywords
 
 
-def _keep(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _keep(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     place.out[key] = value
 
 
-def _forget(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _forget(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     """Leave out what says nothing by itself."""
 
 
-def _leave_out(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _leave_out(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     if value != {} or key == "contains":
         rewriter.note(place, f"{key} is not enforced")
 
 
-def _conditional(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _conditional(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     if "then" in place.node or "else" in place.node:
         rewriter.note(place, "if is not enforced")
 
 
-def _unique(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _unique(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     most = place.node.get("maxItems")
     if value is True and not (isinstance(most, int) and most <= 1):
         rewriter.note(place, "uniqueItems is not enforced")
 
 
-def _count(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _count(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     place.out[key] = int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _bound(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _bound(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     """Leave out a bound that the compiler cannot express, such as that of an integer of 64 bits."""
     if isinstance(value, int | float) and abs(value) >= _LARGEST_BOUND:
         rewriter.note(place, f"{key} of 10^18 or more is not enforced", is_broken=False)
@@ -197,21 +197,21 @@ def _bound(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
         place.out[key] = value
 
 
-def _count_members(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _count_members(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     if not place.is_part and not any(name in place.node for name in _APPLICATORS):
         _count(rewriter, place, key, value)
     elif value != 0 or key == "maxProperties":
         rewriter.note(place, f"{key} is not enforced")
 
 
-def _required(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _required(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     if isinstance(value, bool):  # as draft 3 had it in the member's own schema
         rewriter.note(place, "required is no array and is not enforced")
     else:
         place.out[key] = value
 
 
-def _map(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _map(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     if isinstance(value, dict):
         place.out[key] = {
             name: rewriter.whole(child, f"{place.pointer}/{key}/{escape(name)}", place.depth + 1)
@@ -221,7 +221,7 @@ def _map(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
         place.out[key] = value
 
 
-def _single(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _single(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     """Rewrite a schema, or several, that say what a part of the value is."""
     if isinstance(value, list):
         pointers = (f"{place.pointer}/{key}/{index}" for index in range(len(value)))
@@ -230,13 +230,13 @@ def _single(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
         place.out[key] = rewriter.whole(value, f"{place.pointer}/{key}", place.depth + 1)
 
 
-def note_union(rewriter: Rewriter, place: Place, key: str) -> None:
+def note_union(rewriter: Rewriter, place: SchemaPlace, key: str) -> None:
     """Note that a value may match two options of oneOf."""
     if key == "oneOf" and len(place.node[key]) > 1 and not are_exclusive(place.node[key]):
         rewriter.note(place, "oneOf is taken as anyOf", is_broken=False)
 
 
-def _list(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _list(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     """Rewrite schemas that hold for the value itself."""
     if not isinstance(value, list):
         place.out[key] = value
@@ -246,18 +246,18 @@ def _list(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
     place.out[key] = [rewriter.part(each, to, place.depth + 1) for each, to in zip(value, pointers, strict=True)]
 
 
-def _reference(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _reference(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     is_whole = not place.is_part and is_reference(place.node)
     place.out[key] = rewriter.refer(value, is_whole=is_whole) if isinstance(value, str) else value
 
 
-def _format(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _format(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     if has_unknown_format(place.node):
         rewriter.note(place, f"format {value[:40]!r} is not enforced", is_broken=False)
     place.out[key] = value
 
 
-def _pattern(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _pattern(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     if not isinstance(value, str):
         place.out[key] = value
         return
@@ -280,7 +280,7 @@ def exact_patterns(node: dict[str, Any]) -> dict[str, Any] | None:
     return exact if len(exact) == len(translated) and are_disjoint(list(exact)) else None
 
 
-def _patterns(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _patterns(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     _map(rewriter, place, key, value)
     if not isinstance(value, dict):
         return
@@ -295,7 +295,7 @@ def _patterns(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
         place.out["additionalProperties"] = {"anyOf": options if more is False else [*options, more]}
 
 
-def _property_names(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _property_names(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     """Make a schema of names one of members, where it lists the names or has a pattern."""
     if is_reference(value):
         value = find(rewriter.schema, value["$ref"])
@@ -322,7 +322,7 @@ def _has_other_patterns(node: dict[str, Any]) -> bool:
     return "patternProperties" in node or any(name in node for name in _APPLICATORS)
 
 
-def _not(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _not(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     """Keep to what is not to match where it is everything, a type or a listed value."""
     if value is False:
         return
@@ -348,11 +348,11 @@ def _as_text(value: Any) -> bytes:
     return msgspec.json.encode(value, order="sorted")
 
 
-def _set_once(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _set_once(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     place.out.setdefault(key, value)
 
 
-def _other_items(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _other_items(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     has_applicators = any(name in place.node for name in ("if", "$dynamicRef", "$recursiveRef", *_APPLICATORS))
     if value in (True, {}) or ("items" in place.node and not has_applicators):
         return
@@ -362,7 +362,7 @@ def _other_items(rewriter: Rewriter, place: Place, key: str, value: Any) -> None
         place.out["items"] = rewriter.whole(value, f"{place.pointer}/{key}", place.depth + 1)
 
 
-def _other_members(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+def _other_members(rewriter: Rewriter, place: SchemaPlace, key: str, value: Any) -> None:
     if value not in (True, {}, False) or (value is False and place.is_part):
         rewriter.note(place, "unevaluatedProperties is not enforced")
 
@@ -400,7 +400,7 @@ def _can_count(out: dict[str, Any], least: Any, most: Any, num_required: int, nu
     return is_closed and left <= 1 and (most is None or most - num_required == 1)
 
 
-_Keyword = Callable[[Rewriter, Place, str, Any], None]
+_Keyword = Callable[[Rewriter, SchemaPlace, str, Any], None]
 _KEYWORDS: dict[str, _Keyword] = {
     "$ref": _reference,
     "$dynamicRef": _leave_out,

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 
-from sluice.engine.runners.base import BlockRunner
+from sluice.engine.runners.base import Runner
 
 _FILES = ("*.json", "*.safetensors", "*.bin", "*.xml")
 _SAMPLE_BYTES = 1024
@@ -15,14 +15,14 @@ _NUM_SAMPLES = 256
 many."""
 
 
-def block_identity(model_path: str, runner: BlockRunner) -> str:
+def block_identity(model_path: str, runner: Runner) -> str:
     """Return a digest, 24 hexadecimal digits, of the model's files (names, sizes, times of the last change) and of what
     else the bytes depend on. It is for engines that come to the same files."""
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in _model_files(model_path)]
     return _digest(runner, stats)
 
 
-def portable_identity(model_path: str, runner: BlockRunner) -> str:
+def portable_identity(model_path: str, runner: Runner) -> str:
     """Return a digest as `block_identity` does, of samples of the files' content instead of the times of their change:
     it is the same for copies of a model on several machines."""
     return _digest(runner, content_digest(model_path))
@@ -38,7 +38,7 @@ def content_digest(model_path: str) -> str:
     return content.hexdigest()
 
 
-def _digest(runner: BlockRunner, files: object) -> str:
+def _digest(runner: Runner, files: object) -> str:
     """Return the digest of the files, the runner's types and layout, the block size, the context length, by which some
     models scale positions, and Sluice's version, whose graphs compute the blocks."""
     info = runner.info

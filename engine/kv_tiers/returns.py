@@ -8,7 +8,7 @@ from sluice.engine.blocks import BlockHash
 from sluice.engine.forecast.learning import PrefillPace
 from sluice.engine.kv_cache import KvCacheManager
 from sluice.engine.kv_tiers.tiers import Extent, KvTiers
-from sluice.engine.scheduling.policies import Policy
+from sluice.engine.scheduling.planner import Policy
 from sluice.engine.sequence import Sequence
 from sluice.engine.types import EngineInfo
 

@@ -14,7 +14,7 @@ from sluice.engine.kv_tiers.disk import DiskTier
 from sluice.engine.kv_tiers.host import HostTier
 from sluice.engine.kv_tiers.identity import block_identity
 from sluice.engine.kv_tiers.peers import PeerBlocks
-from sluice.engine.runners.base import BlockRunner, Runner
+from sluice.engine.runners.base import Runner
 from sluice.engine.statistics import KvTierStats
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import available_bytes
@@ -52,7 +52,7 @@ class KvTiers:
 
     def __init__(
         self,
-        runner: BlockRunner,
+        runner: Runner,
         host: HostTier,
         disk: DiskTier | None,
         peers: PeerBlocks | None = None,
@@ -329,7 +329,7 @@ def _num_in_transit(block_bytes: int) -> int:
     return min(max(TRANSIT_BYTES // block_bytes, MIN_TRANSIT), MAX_TRANSIT) // 2 * 2
 
 
-def make_transit(runner: BlockRunner, peers: PeerBlocks) -> KvTiers:
+def make_transit(runner: Runner, peers: PeerBlocks) -> KvTiers:
     """Create what an engine without tiers needs to take blocks of other engines."""
     return KvTiers(
         runner, HostTier(runner.block_bytes, peers.max_reading, peers.max_reading), None, peers, is_transit=True
@@ -344,7 +344,7 @@ def make_tiers(runner: Runner, config: EngineConfig, peers: PeerBlocks | None = 
     if not config.kv_host_cache_bytes and not is_on_disk:
         return None
     param = "kv_host_cache_bytes" if config.kv_host_cache_bytes else "kv_disk_cache"
-    if not isinstance(runner, BlockRunner):
+    if not runner.block_bytes:
         message = f"the runtime {runner.info.runtime} cannot copy KV blocks; serve without {param}"
         raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param=param)
     if not config.enable_prefix_caching:
@@ -373,7 +373,7 @@ def make_tiers(runner: Runner, config: EngineConfig, peers: PeerBlocks | None = 
     return KvTiers(runner, host, disk, peers)
 
 
-def _num_blocks(param: str, size_bytes: int, runner: BlockRunner) -> int:
+def _num_blocks(param: str, size_bytes: int, runner: Runner) -> int:
     num_blocks = size_bytes // runner.block_bytes
     if num_blocks < 1:
         raise invalid(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sluice.engine.frames import AdapterOutcome, LoadAdapter, UnloadAdapter
-from sluice.engine.runners.base import AdapterRunner, Runner
+from sluice.engine.runners.base import Runner
 from sluice.engine.sequence import Sequence
 from sluice.errors import ErrorCode, SluiceError
 from sluice.files import files_digest
@@ -93,7 +93,6 @@ class AdapterTable:
         if self._removed and not self._changes:
             unused = self._removed - {sequence.adapter for sequence in sequences()}
             if unused:
-                assert isinstance(self._runner, AdapterRunner)
                 self._removed -= unused
                 self._changes.append(_Change(None, work=self._submit(self._runner.drop_adapters, unused)))
         self.is_changing = bool(self._changes or self._removed)
@@ -113,9 +112,6 @@ class AdapterTable:
         return self._last_number
 
     def _read(self, number: int, name: str, path: str) -> Callable[[], None]:
-        if not isinstance(self._runner, AdapterRunner):
-            message = f"the runtime {self._runner.info.runtime} has no LoRA adapters; {name} cannot be loaded"
-            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_modules")
         put_into_use = self._runner.read_adapter(number, name, Path(path))
         digest = files_digest(Path(path)) or f"{name} {number}"
 

@@ -30,29 +30,21 @@ from sluice.engine.kv_tiers.peers import BlockExchange
 from sluice.engine.kv_tiers.returns import PrefixReturns, copy_seconds
 from sluice.engine.kv_tiers.tiers import KvTiers, make_tiers
 from sluice.engine.loop.adapters import AdapterTable
-from sluice.engine.loop.block_map import draw_block_map
 from sluice.engine.loop.handover import make_handover
-from sluice.engine.loop.intake import Intake
 from sluice.engine.loop.load import engine_info, make_drafter
 from sluice.engine.loop.lookahead import Lookahead, make_lookahead
-from sluice.engine.loop.recorder import StepRecorder
-from sluice.engine.loop.sequences import RunningSequences
+from sluice.engine.loop.recorder import StepRecorder, draw_block_map
+from sluice.engine.loop.sequences import Intake, RunningSequences
 from sluice.engine.loop.step import BuiltBatch, build_batch, commit_tokens, observe_drafts, record_prompt
 from sluice.engine.runners.base import Logits, Runner
-from sluice.engine.scheduling.planner import StepPlan, plan_step
-from sluice.engine.scheduling.policies import StepLimits, find_policy
+from sluice.engine.scheduling.admission import HEARTBEAT_S, MAX_COMMANDS
+from sluice.engine.scheduling.planner import StepLimits, StepPlan, find_policy, plan_step
 from sluice.engine.sequence import Sequence
 from sluice.engine.speculation.drafter import TokenPrices
 from sluice.engine.statistics import EngineStats
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
-
-HEARTBEAT_S = 0.5
-"""An idle engine sends a frame at least this often, so that a silent one can be recognized as hanging."""
-
-MAX_COMMANDS = 32
-"""Most commands handled at once; a submit takes about a tenth of a millisecond."""
 
 POLL_S = 0.002
 """Wait for commands of a loop that has nothing to run while a grammar is compiled or an adapter is read."""
@@ -100,7 +92,6 @@ class InflightExecutor:
         if self._handover is not None:
             self._handover.offer(self.kv.pool)
             self.info = msgspec.structs.replace(self.info, block_identity=self._handover.identity)
-        self._predicted_wait_s = self._last_prediction = 0.0
         self._inbox: deque[Command] = deque()
         self._is_shut_down = False
         self._is_stalled = False
@@ -170,7 +161,6 @@ class InflightExecutor:
             num_blocks_free=pool.num_free,
             num_blocks_reserved=self._sequences.num_reserved_blocks,
             num_blocks_cached=pool.num_cached,
-            predicted_wait_s=self._predicted_wait_s,
             kv_tiers=None if self._returns is None else self._returns.tiers.stats(),
             handover=None if self._handover is None else self._handover.stats(),
             histograms=self._recorder.histograms(),
@@ -227,11 +217,10 @@ class InflightExecutor:
                         self._sequences.cancel(sequence.stream_id)
 
     def _submit(self, command: Submit) -> None:
-        free_blocks = self.info.num_blocks - self._sequences.num_reserved_blocks
         name = command.request.adapter
         adapter = self._adapters.number_and_digest(name) if name else (0, "")
         try:
-            running = self._running.values()
+            running, free_blocks = self._running.values(), self._count_free_blocks()
             self._intake.submit(command, running, free_blocks, self._clock(), self._count_started, adapter)
         except SluiceError as error:
             self._sequences.failures.append(request_failed(command.stream_id, error))
@@ -380,7 +369,7 @@ class InflightExecutor:
         if has_content or now - self._last_emit >= HEARTBEAT_S:
             if not has_content and not self._running:
                 self.check_invariants()
-            self._predict_wait(now)
+            self._intake.update_prediction(self._running.values(), self._count_free_blocks, now)
             frame = StepFrame(*sequences.take_frame(), self.stats(), self._adapters.outcomes)
             if (profile := self._recorder.take_profile()) is not None:
                 frame = msgspec.structs.replace(frame, profile=profile)
@@ -388,10 +377,6 @@ class InflightExecutor:
             self._adapters.outcomes = []
             self._last_emit = now
 
-    def _predict_wait(self, now: float) -> None:
-        """Update the predicted wait in the statistics, not at every step because it is costly."""
-        if now - self._last_prediction < HEARTBEAT_S:
-            return
-        self._last_prediction = now
-        free_blocks = self.info.num_blocks - self._sequences.num_reserved_blocks
-        self._predicted_wait_s = self._intake.predict_wait(self._running.values(), free_blocks, now)
+    def _count_free_blocks(self) -> int:
+        """Return how many blocks no running sequence reserves."""
+        return self.info.num_blocks - self._sequences.num_reserved_blocks

@@ -6,11 +6,10 @@ from sluice.engine.blocks import PromptOrigin
 from sluice.engine.config import EngineConfig
 from sluice.engine.frames import FetchBlocks
 from sluice.engine.kv_cache import BlockPool
-from sluice.engine.kv_tiers.exports import BlockExports
 from sluice.engine.kv_tiers.identity import portable_identity
-from sluice.engine.kv_tiers.peers import BlockExchange, PeerBlocks
+from sluice.engine.kv_tiers.peers import BlockExchange, BlockExports, PeerBlocks
 from sluice.engine.kv_tiers.tiers import KvTiers, make_transit
-from sluice.engine.runners.base import BlockRunner, Runner
+from sluice.engine.runners.base import Runner
 from sluice.engine.sequence import Sequence
 from sluice.engine.statistics import HandoverStats
 from sluice.engine.types import BlockSource
@@ -20,7 +19,7 @@ class Handover:
     """Used by the engine thread alone."""
 
     def __init__(
-        self, runner: BlockRunner, config: EngineConfig, exchange: BlockExchange, clock: Callable[[], float]
+        self, runner: Runner, config: EngineConfig, exchange: BlockExchange, clock: Callable[[], float]
     ) -> None:
         self.identity = portable_identity(config.model_path, runner)
         self.peers = PeerBlocks(exchange, self.identity, runner.block_bytes, clock)
@@ -84,6 +83,6 @@ def make_handover(
     runner: Runner, config: EngineConfig, exchange: BlockExchange | None, clock: Callable[[], float]
 ) -> Handover | None:
     """Create an engine's part; None for one without an exchange or a prefix cache, or whose blocks cannot be copied."""
-    if exchange is None or not config.enable_prefix_caching or not isinstance(runner, BlockRunner):
+    if exchange is None or not config.enable_prefix_caching or not runner.block_bytes:
         return None
     return Handover(runner, config, exchange, clock)

@@ -4,11 +4,10 @@ wait for the host."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sluice.engine.loop.intake import Intake
 from sluice.engine.loop.recorder import StepRecorder
-from sluice.engine.loop.sequences import RunningSequences
+from sluice.engine.loop.sequences import Intake, RunningSequences
 from sluice.engine.loop.step import BuiltBatch, commit_chosen, draws_ahead
-from sluice.engine.runners.base import LaunchedStep, LookaheadRunner, Runner
+from sluice.engine.runners.base import LaunchedStep, Runner
 from sluice.engine.scheduling.planner import StepPlan
 from sluice.engine.sequence import Sequence
 
@@ -31,7 +30,7 @@ class Lookahead:
 
     def __init__(
         self,
-        runner: LookaheadRunner,
+        runner: Runner,
         sequences: RunningSequences,
         intake: Intake,
         recorder: StepRecorder,
@@ -78,7 +77,7 @@ class Lookahead:
         # The device begins with it when it has ended the one before.
         began, run_began = max(step.began, self._ended), max(step.launched_at, self._ended)
         try:
-            tokens = step.launched.wait()
+            tokens = step.launched()
             self._ended = self._clock()
             self._recorder.record_run(run_began, self._ended)
             self._recorder.mark("run")
@@ -95,6 +94,6 @@ def make_lookahead(
     runner: Runner, sequences: RunningSequences, intake: Intake, recorder: StepRecorder, clock: Callable[[], float]
 ) -> Lookahead | None:
     """Return None for a runner whose steps come one after the other."""
-    if not isinstance(runner, LookaheadRunner) or not runner.looks_ahead:
+    if not runner.looks_ahead:
         return None
     return Lookahead(runner, sequences, intake, recorder, clock)

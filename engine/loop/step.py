@@ -10,8 +10,7 @@ from sluice.engine.arrays import FloatArray, Ids, IntArray
 from sluice.engine.kv_cache import BlockTables
 from sluice.engine.loop.recorder import Counters
 from sluice.engine.runners.base import Draws, Logits, StepBatch
-from sluice.engine.sampling.draws import collect_draws
-from sluice.engine.sampling.sampler import not_finite, sample
+from sluice.engine.sampling.sampler import collect_draws, not_finite, sample
 from sluice.engine.scheduling.planner import StepPlan
 from sluice.engine.sequence import NO_ROW, Sequence
 from sluice.engine.speculation.drafter import Drafter

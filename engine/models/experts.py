@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from sluice.engine.models.config.decoder_config import Experts
 from sluice.engine.models.decoder import scaled
-from sluice.engine.models.kernels import Choice, Context, ExpertLinear, Tensor
+from sluice.engine.models.kernels import Chosen, Context, ExpertLinear, Tensor
 from sluice.engine.models.layers import Mlp, gated_mlp, named_gated_mlp
 
-Router = Callable[[Context, Tensor, str], Choice]
+Router = Callable[[Context, Tensor, str], Chosen]
 """(context, x [num_tokens, hidden_size], name of the layer's block of experts) -> the choice of each token."""
 Body = Callable[[Context, Tensor, ExpertLinear], Tensor]
 """(context, x, the projections) -> the output of the rows' experts."""
@@ -53,29 +53,29 @@ def experts_of(context: Context) -> Experts:
 # -- routers
 
 
-def softmax_router(context: Context, x: Tensor, name: str, *, weight: str = "gate", bias: bool = False) -> Choice:
+def softmax_router(context: Context, x: Tensor, name: str, *, weight: str = "gate", bias: bool = False) -> Chosen:
     """Choose the experts of the largest logits. Their weights are a softmax over all experts, or if they are normalized
     over the chosen ones."""
     kernels, experts = context.kernels, experts_of(context)
     logits = kernels.linear(x, f"{name}.{weight}", experts.num_experts, bias=bias)
     if experts.is_normalized:
         values, chosen = kernels.largest(logits, experts.num_chosen)
-        return Choice(chosen, kernels.softmax(values))
+        return Chosen(chosen, kernels.softmax(values))
     values, chosen = kernels.largest(kernels.softmax(logits), experts.num_chosen)
-    return Choice(chosen, values)
+    return Chosen(chosen, values)
 
 
-def grouped_softmax_router(context: Context, x: Tensor, name: str) -> Choice:
+def grouped_softmax_router(context: Context, x: Tensor, name: str) -> Chosen:
     """Choose the experts of the largest shares among those of the groups that have the largest ones (DeepSeek V2)."""
     kernels, experts = context.kernels, experts_of(context)
     scores = kernels.softmax(kernels.linear(x, f"{name}.gate", experts.num_experts))
     values, chosen = kernels.largest(_of_best_groups(context, scores, 1, 0.0), experts.num_chosen)
-    return Choice(chosen, scaled(context, values, experts.weight_scale))
+    return Chosen(chosen, scaled(context, values, experts.weight_scale))
 
 
 def sigmoid_router(
     context: Context, x: Tensor, name: str, *, bias: str = "gate.e_score_correction_bias", eps: float = 1e-20
-) -> Choice:
+) -> Chosen:
     """Choose the experts of the largest sigmoids plus a bias, among those of the groups whose two best have the largest
     sum. The bias does not weight them (DeepSeek V3). `eps` is added to the sum by which weights are normalized."""
     kernels, experts = context.kernels, experts_of(context)
@@ -86,7 +86,7 @@ def sigmoid_router(
     weights = kernels.take(scores, chosen)
     if experts.is_normalized:
         weights = kernels.divide(weights, kernels.add(kernels.total(weights), eps))
-    return Choice(chosen, scaled(context, weights, experts.weight_scale))
+    return Chosen(chosen, scaled(context, weights, experts.weight_scale))
 
 
 def _of_best_groups(context: Context, scores: Tensor, num_counted: int, other: float) -> Tensor:
@@ -99,7 +99,7 @@ def _of_best_groups(context: Context, scores: Tensor, num_counted: int, other: f
     return context.kernels.keep_best_groups(scores, num_groups, num_kept, num_counted, other)
 
 
-def sparse_mixer(context: Context, x: Tensor, name: str) -> Choice:
+def sparse_mixer(context: Context, x: Tensor, name: str) -> Chosen:
     """Choose two experts, as Phi-MoE does. The weight of each is its share among those whose logit is near to its own,
     the first not counted for the second."""
     kernels, experts = context.kernels, experts_of(context)
@@ -109,7 +109,7 @@ def sparse_mixer(context: Context, x: Tensor, name: str) -> Choice:
     is_first = kernels.is_column(kernels.part(chosen, 0, 1), experts.num_experts)
     first_weight = _share(context, logits, first)
     second_weight = _share(context, kernels.select(is_first, -math.inf, logits), second)
-    return Choice(chosen, kernels.concat((first_weight, second_weight)))
+    return Chosen(chosen, kernels.concat((first_weight, second_weight)))
 
 
 def _share(context: Context, logits: Tensor, top: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class HeadRotation:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Chosen:
     """The experts of each token, [num_tokens, num_chosen] integers, and their weights, of the same shape."""
 
     experts: Tensor
@@ -314,7 +314,7 @@ class Kernels(Protocol):
 
     # -- experts
 
-    def experts(self, x: Tensor, choice: Choice, name: str, num_experts: int, body: ExpertBody) -> Tensor:
+    def experts(self, x: Tensor, choice: Chosen, name: str, num_experts: int, body: ExpertBody) -> Tensor:
         """Return the weighted sum of the outputs of each token's experts. `body` computes what an expert does with its
         rows; the matrices of all experts are one weight, `{name}.{projection}.weight` [num_experts, out, in], and their
         biases `{name}.{projection}_bias` [num_experts, out]."""

@@ -9,6 +9,7 @@ import zmq
 from sluice.engine.arrays import ByteArray
 from sluice.engine.config import Listening
 from sluice.engine.frames import BlockPiece, FetchBlocks
+from sluice.engine.kv_tiers.peers import BlockExchange
 from sluice.engine.process.curve import CLIENT_SILENT_MS, CurveKeys, read_pair, watch_connection
 from sluice.engine.process.transport import Transport
 from sluice.engine.types import BlockSource
@@ -18,9 +19,9 @@ MAX_READ = 64
 """Most messages taken from an engine between two steps."""
 
 
-class SocketExchange:
-    """Answers through the engine's transport, and asks through a DEALER socket for each other engine. Implements
-    `sluice.engine.kv_tiers.peers.BlockExchange`; used by the engine thread alone."""
+class SocketExchange(BlockExchange):
+    """Answers through the engine's transport, and asks through a DEALER socket for each other engine. Used by
+    the engine thread alone."""
 
     def __init__(self, transport: Transport, listening: Listening | None) -> None:
         """`listening` has this engine's keys, by which others know it."""

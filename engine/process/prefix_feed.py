@@ -10,7 +10,7 @@ MAX_HASHES = 4096
 Hashes = Sequence[bytes]
 
 
-class PrefixIndex(Protocol):
+class FollowedIndex(Protocol):
     """The index, which records its changes while it is followed. `sluice.engine.kv_cache.BlockPool` is one."""
 
     def hashes(self) -> Hashes: ...
@@ -23,7 +23,7 @@ class PrefixIndex(Protocol):
 class PrefixFeed:
     """Sends the index to each client that asks for it, and then its changes. Used by the engine thread alone."""
 
-    def __init__(self, index: PrefixIndex, send: Callable[[bytes, PrefixChanges], None]) -> None:
+    def __init__(self, index: FollowedIndex, send: Callable[[bytes, PrefixChanges], None]) -> None:
         self._index = index
         self._send = send
         self._numbers: dict[bytes, int] = {}

@@ -34,9 +34,8 @@ from sluice.engine.frames import (
     hand_back_cancelled,
     request_failed,
 )
-from sluice.engine.process.client_keys import DOMAIN, ClientKeys, RareLog
-from sluice.engine.process.curve import CLIENT_SILENT_MS, read_pair, watch_connection
-from sluice.engine.process.prefix_feed import PrefixFeed, PrefixIndex
+from sluice.engine.process.curve import CLIENT_SILENT_MS, DOMAIN, ClientKeys, RareLog, read_pair, watch_connection
+from sluice.engine.process.prefix_feed import FollowedIndex, PrefixFeed
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
@@ -127,7 +126,7 @@ class Transport:
         self._ready: Ready | None = None
         self._engine_id = secrets.randbits(62)
         self._stats = _NO_STATS
-        self._index: PrefixIndex | None = None
+        self._index: FollowedIndex | None = None
         self._prefixes: PrefixFeed | None = None
         """Holds the changes of the index for clients; None while none has asked."""
         self._view: Callable[[AskView], EngineView] | None = None
@@ -163,7 +162,7 @@ class Transport:
             bound.append(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         self._endpoints = tuple(bound)
 
-    def offer_prefixes(self, index: PrefixIndex) -> None:
+    def offer_prefixes(self, index: FollowedIndex) -> None:
         """Tell clients that want to know it what is in the prefix index. It changes on this thread alone."""
         self._index = index
 

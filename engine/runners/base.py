@@ -4,17 +4,19 @@ The logits stay where the runtime computed them. The sampler asks for what it ne
 edits, log probabilities. Its parameters come as arrays on the host, for many rows at once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum, auto
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sluice.engine.arrays import ByteArray, Doubles, FloatArray, Ids, IntArray, Mask, Rows
 from sluice.engine.types import TokenLogprob
+from sluice.errors import ErrorCode, SluiceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ NO_TOP_K = 2**31
 """Value of top_k if it is off: more than any vocabulary has."""
 
 
-class Wanted(IntEnum):
+class Statistic(IntEnum):
     """The statistic of all tokens' weights that a row's draw needs."""
 
     NOTHING = auto()
@@ -104,7 +106,7 @@ class Draws:
     uniform: Doubles
     """The random number of the token to draw, in [0, 1)."""
     wanted: NDArray[np.intp]
-    """A `Wanted` for each row."""
+    """A `Statistic` for each row."""
 
     def select(self, which: Rows | Mask | slice) -> "Draws":
         """Return the entries `which`."""
@@ -200,77 +202,65 @@ class Logits(Protocol):
         ...
 
 
-class Runner(Protocol):
-    """A model on a device with its KV blocks. Used from one thread."""
+LaunchedStep = Callable[[], tuple[Ids, FloatArray]]
+"""Waits for a step that the device works on. Returns the token of each sampled row [num_sampled], and the row's largest
+logit: where that is not finite, or no number, the row has no meaningful token. Raises if the step failed."""
+
+
+class Runner(ABC):
+    """A model on a device with its KV blocks. Used from one thread. What only some runners do has a default here."""
 
     info: RunnerInfo
 
+    @abstractmethod
     def run(self, batch: StepBatch) -> Logits:
         """Run one forward pass and wait for its end: forecasts learn from how long this takes. Returns logits
         [num_sampled, row_size]. They may be in the runtime's own buffer: they are valid until the next `run`, and the
         caller may edit them."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Free the device memory. `run` must not be called afterwards."""
-        ...
 
-
-@runtime_checkable
-class AdapterRunner(Runner, Protocol):
-    """A runner that applies LoRA adapters, known by numbers of 1 or more that the executor never gives out twice."""
+    # -- LoRA adapters, known by numbers of 1 or more that the executor never gives out twice
 
     def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
         """Read PEFT's adapter in `folder`, and return what puts it into use between two steps, on the runner's thread.
         This itself runs on any thread, one at a time with `drop_adapters`; what these return is called in their order.
         `name` is for messages. Raises SluiceError for one that does not fit the model; nothing has changed then."""
-        ...
+        message = f"the runtime {self.info.runtime} has no LoRA adapters; {name} cannot be loaded"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_modules")
 
     def drop_adapters(self, numbers: Collection[int]) -> Callable[[], None]:
         """Prepare, as `read_adapter`, to free adapters that no further step uses."""
-        ...
+        raise NotImplementedError
 
+    # -- lookahead: what such a runner is asked for takes effect in order. A step, or a copy of blocks, sees what the
+    # steps launched before it write, and writes after them.
 
-class LaunchedStep(Protocol):
-    """A step that the device works on."""
-
-    def wait(self) -> tuple[Ids, FloatArray]:
-        """Wait for the step. Returns the token of each sampled row [num_sampled], and the row's largest logit: where
-        that is not finite, or no number, the row has no meaningful token. Raises if the step failed."""
-        ...
-
-
-@runtime_checkable
-class LookaheadRunner(Runner, Protocol):
-    """A runner whose next step can be launched before the tokens of the last one are known. What it is asked for takes
-    effect in order: a step, or a copy of blocks, sees what the steps launched before it write, and writes after them.
-    """
-
-    looks_ahead: bool
-    """Whether the loop launches its steps so."""
+    looks_ahead = False
+    """Whether the loop launches its next step before the tokens of the last one are known."""
 
     def launch(self, batch: StepBatch, draws: Draws | None) -> LaunchedStep:
         """Launch a step, and do not wait for it. Each row gets its most likely token; those of `draws` draw theirs.
 
         A token id of `batch` below 0 is not known yet: -1 - r stands for the token of row r of the step that was
         launched last. The executor waits for a step before it launches the next but one."""
-        ...
+        raise NotImplementedError
 
+    # -- copies of KV blocks, bit by bit
 
-@runtime_checkable
-class BlockRunner(Runner, Protocol):
-    """A runner whose KV blocks can be copied out and back in, bit by bit."""
-
-    block_bytes: int
-    """Bytes of one block: keys and values of all layers, with the scales of a quantized cache."""
-    block_identity: str
+    block_bytes = 0
+    """Bytes of one block: keys and values of all layers, with the scales of a quantized cache. 0 where blocks cannot be
+    copied."""
+    block_identity = ""
     """Text that changes with everything that the bytes of a block depend on, beside the model's files: the library's
     version, the types and the layout."""
 
     def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
         """Copy each block to the array in its place of `contents`, each [block_bytes]."""
-        ...
+        raise NotImplementedError
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
         """Copy to each block what `read_blocks` has read, of this block or another."""
-        ...
+        raise NotImplementedError

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluice.engine.arrays import FloatArray, Ids, Rows
-from sluice.engine.runners.base import Wanted
+from sluice.engine.runners.base import Statistic
 from sluice.engine.sampling.cores import ONE_CORE, Cores
 from sluice.engine.sampling.scan import Scan, scan
 from sluice.engine.sampling.top_tokens import TopTokens, all_tokens, top_tokens
@@ -24,7 +24,7 @@ def token_logprobs(
     """Return the log probabilities of `token_ids` [n] in `rows` [n], each with the `num_top` [n] most likely tokens."""
     if not len(rows):
         return []
-    found = scan(logits, rows, np.ones(len(rows), np.float32), Wanted.TOTAL, cores)
+    found = scan(logits, rows, np.ones(len(rows), np.float32), Statistic.TOTAL, cores)
     log_mass = np.log(found.totals) + found.peaks
     own = logits[rows, token_ids] - log_mass
     best = _largest(logits, rows, found, min(max(num_top), logits.shape[1]))

@@ -7,8 +7,7 @@ from sluice.engine.arrays import Doubles, FloatArray, Ids, Mask
 from sluice.engine.runners.base import Draws
 from sluice.engine.sampling.cores import Cores, Work
 from sluice.engine.sampling.scan import Scan
-from sluice.engine.sampling.softmax import CHUNK, sum_rows, weigh
-from sluice.engine.sampling.typical import logarithm
+from sluice.engine.sampling.softmax import CHUNK, logarithm, sum_rows, weigh
 
 _STEP = 32
 """Every 32nd token is in the sample that estimates where a filter ends."""

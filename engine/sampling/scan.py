@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluice.engine.arrays import Doubles, FloatArray, Ids, Rows
-from sluice.engine.runners.base import Wanted
+from sluice.engine.runners.base import Statistic
 from sluice.engine.sampling.cores import Cores, Work, block_size, row_blocks, row_picker
 from sluice.engine.sampling.softmax import CHUNK, scale, sum_chunks, sum_rows, weigh
 from sluice.engine.sampling.top_tokens import STRIPE, stripe_maxima
@@ -38,7 +38,7 @@ class Scan:
 _FIELDS = tuple(field.name for field in fields(Scan))
 
 
-def scan(logits: FloatArray, rows: Rows, sharpness: FloatArray, wanted: Wanted, cores: Cores) -> Scan:
+def scan(logits: FloatArray, rows: Rows, sharpness: FloatArray, wanted: Statistic, cores: Cores) -> Scan:
     """Scan `rows` [n] of `logits`. `sharpness` [n] is 1 / temperature, for the weights."""
     num_rows, vocab_size = len(rows), logits.shape[1]
     maxima = np.empty((num_rows, vocab_size // STRIPE), np.float32)
@@ -47,9 +47,9 @@ def scan(logits: FloatArray, rows: Rows, sharpness: FloatArray, wanted: Wanted, 
     blocks, pick = row_blocks(num_rows, vocab_size), row_picker(logits, rows)
 
     def begin() -> Work:
-        room = (0, 0) if wanted is Wanted.NOTHING else (block_size(num_rows, vocab_size), vocab_size)
+        room = (0, 0) if wanted is Statistic.NOTHING else (block_size(num_rows, vocab_size), vocab_size)
         scaled_buffer = np.empty(room, np.float32)
-        weights_buffer = np.empty(room, np.float32) if wanted is Wanted.MEAN else scaled_buffer
+        weights_buffer = np.empty(room, np.float32) if wanted is Statistic.MEAN else scaled_buffer
 
         def work(which: slice) -> None:
             block = pick(which)
@@ -58,14 +58,14 @@ def scan(logits: FloatArray, rows: Rows, sharpness: FloatArray, wanted: Wanted, 
             if vocab_size % STRIPE:
                 rest = _row_maxima(block[:, maxima.shape[1] * STRIPE :])
                 found.peaks[which] = np.maximum(found.peaks[which], rest)
-            if wanted is Wanted.NOTHING:
+            if wanted is Statistic.NOTHING:
                 return
             scaled = scale(block, found.peaks[which], sharpness[which], out=scaled_buffer[: len(block)])
             weights = weights_buffer[: len(block)]
-            if wanted is Wanted.MEAN:
+            if wanted is Statistic.MEAN:
                 np.maximum(scaled, _LEAST_SCALED, out=scaled)
             found.totals[which] = sum_rows(np.exp(scaled, out=weights))
-            if wanted is Wanted.MEAN:
+            if wanted is Statistic.MEAN:
                 found.means[which] = sum_rows(np.multiply(scaled, weights, out=scaled)) / found.totals[which]
 
         return work

@@ -13,6 +13,8 @@ CHUNK = 128
 _FOLD = 8
 """Parts of a row that are added to each other first: eight long vector operations take half of the time of one sum."""
 
+_TINY = np.finfo(np.float32).tiny
+
 
 # -- weights
 
@@ -32,6 +34,12 @@ def scale(values: FloatArray, peaks: FloatArray, sharpness: FloatArray, out: Flo
         if len(sharpness) > 1 and (sharpness != sharpness[0]).any():
             return np.multiply(scaled, sharpness[:, None], out=scaled)
         return np.multiply(scaled, sharpness[:1], out=scaled)  # in a third of the time
+
+
+def logarithm(weights: FloatArray, out: FloatArray | None = None) -> FloatArray:
+    """Return the logarithm, finite for a weight of 0 too, so that their product is 0."""
+    logs: FloatArray = np.maximum(weights, _TINY, out=out)
+    return np.log(logs, out=logs)
 
 
 def sum_chunks(weights: FloatArray, out: FloatArray | None = None) -> FloatArray:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sluice.engine.runners.base import NO_TOP_K, TokenMask, Wanted
+from sluice.engine.runners.base import NO_TOP_K, Statistic, TokenMask
 from sluice.engine.types import SamplingParams, ThinkingBudget
 
 _LEAST_TEMPERATURE = 1e-30
@@ -23,14 +23,14 @@ def is_simple(params: SamplingParams) -> bool:
     return not (has_penalty or has_tokens) and params.logprobs is None and is_free
 
 
-def _wanted(top_k: int, top_p: float, min_p: float, typical_p: float) -> Wanted:
+def _wanted(top_k: int, top_p: float, min_p: float, typical_p: float) -> Statistic:
     if top_k < NO_TOP_K:
-        return Wanted.NOTHING
+        return Statistic.NOTHING
     if top_p < 1:
-        return Wanted.TOTAL
+        return Statistic.TOTAL
     if min_p > 0:
-        return Wanted.NOTHING
-    return Wanted.MEAN if typical_p < 1 else Wanted.CHUNKS
+        return Statistic.NOTHING
+    return Statistic.MEAN if typical_p < 1 else Statistic.CHUNKS
 
 
 class Constraint(Protocol):

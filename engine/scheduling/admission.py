@@ -1,19 +1,91 @@
-"""Admission control, in front of every executor: whether a request may wait, in which order, and for how long."""
+"""Admission control, in front of every executor: whether a request may wait, in which order, for how long, and when one
+that was refused is to come back."""
 
 import math
+from bisect import bisect_right, insort
 from collections.abc import Callable, Collection, Iterable
+from heapq import heappop, heappush
 from typing import Any, Generic, NamedTuple
 
 from sluice.engine.config import EngineConfig
 from sluice.engine.forecast.wait import EngineState, WaitForecast, WaitPrediction
-from sluice.engine.queued import QueuedSequence
-from sluice.engine.scheduling.arrivals import EARLY_S, PromisedPlaces
 from sluice.engine.scheduling.fair_share import Q
 from sluice.engine.scheduling.queue import WaitingQueue
+from sluice.engine.sequence import QueuedSequence
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import BACKGROUND_PRIORITY, EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
+EARLY_S = 0.25
+"""A request that comes back so much before its time is taken for punctual."""
+LATE_S, LATE_SHARE = 2.0, 0.1
+"""A place is kept for so long after its time, in seconds and as a share of the time until then."""
+MAX_PROMISES = 4096
+RETURN_RATE = 1.0 / 32
+"""Weight of the latest promise in the share of requests that come back."""
+
+
+class PromisedPlaces:
+    """The requests that were refused and told when to come back, each known by a key. They stand in line: who is
+    refused later is told a later time, and one that comes too early keeps its time. Those that do not come back
+    count less and less."""
+
+    def __init__(self) -> None:
+        self._due_of: dict[int, list[float]] = {}
+        self._due: list[float] = []
+        self._ends: list[tuple[float, int, float]] = []
+        """When each place is given up, its key and its time; a heap with those of places that were taken too."""
+        self._return_share = 1.0
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, key: int, now: float, wait_s: float) -> None:
+        """Keep a place for a request that comes back in `wait_s`."""
+        if len(self._due) >= MAX_PROMISES:
+            return
+        due = now + wait_s
+        insort(self._due_of.setdefault(key, []), due)
+        insort(self._due, due)
+        heappush(self._ends, (due + max(LATE_S, LATE_SHARE * wait_s), key, due))
+
+    def due_of(self, key: int) -> float | None:
+        """Return when the request was told to come back; None if it was not."""
+        times = self._due_of.get(key)
+        return times[0] if times else None
+
+    def take(self, key: int) -> None:
+        """Give the request its place, as it is back."""
+        self._remove(key, self._due_of[key][0])
+        self._return_share += RETURN_RATE * (1.0 - self._return_share)
+
+    def expire(self, now: float) -> None:
+        """Give up the places of those that have not come back."""
+        while self._ends and self._ends[0][0] <= now:
+            _, key, due = heappop(self._ends)
+            if due in self._due_of.get(key, ()):
+                self._remove(key, due)
+                self._return_share -= RETURN_RATE * self._return_share
+
+    def num_expected(self, until: float = math.inf) -> int:
+        """Return how many are expected back by then."""
+        return round(self._return_share * bisect_right(self._due, until))
+
+    def _remove(self, key: int, due: float) -> None:
+        times = self._due_of[key]
+        times.remove(due)
+        if not times:
+            del self._due_of[key]
+        del self._due[bisect_right(self._due, due) - 1]
+
+
+HEARTBEAT_S = 0.5
+"""An idle engine sends a frame at least this often, so that a silent one can be recognized as hanging."""
+MAX_COMMANDS = 32
+"""Most commands that an executor obeys at once, so that a burst of them does not hold up the requests that decode; a
+submit takes about a tenth of a millisecond."""
+CHARGED_TOKENS = 16
+"""Output is charged to its tenant in pieces of this size: one by one it would take a tenth of a step's own time."""
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 3600.0
 """Bounds of `Retry-After`: no client hammers a full queue, and none stays away for ever on a mere forecast."""
@@ -43,6 +115,7 @@ class AdmissionController(Generic[Q]):
         self.forecast = WaitForecast(info, clock, is_chunk_chosen=config.chooses_chunk)
         self.promised = PromisedPlaces()
         self._num_foreground_waiting = 0
+        self._predicted_wait_s = self._last_prediction = 0.0
 
     def admit_to_queue(
         self,
@@ -129,6 +202,7 @@ class AdmissionController(Generic[Q]):
     def stats(self, num_running: int) -> dict[str, Any]:
         """Return the fields of EngineStats about the queue, the waits and the speed while so many sequences run."""
         return {
+            "predicted_wait_s": self._predicted_wait_s,
             "num_tokens_waiting": self.queue.num_tokens,
             "num_foreground_waiting": self._num_foreground_waiting,
             **self.forecast.speeds(num_running),
@@ -137,9 +211,25 @@ class AdmissionController(Generic[Q]):
             "wait_error_seconds_total": self.forecast.wait_error_seconds_total,
         }
 
-    def predict_wait(self, running: Collection[QueuedSequence], free_blocks: int, now: float) -> float:
-        """Predict the wait in seconds of a small request without tenant or priority that comes now."""
-        return self.forecast.predict_wait(0, "", 1, EngineState(running, self.queue, free_blocks, now)).wait_s
+    def update_prediction(
+        self, running: Collection[QueuedSequence], count_free_blocks: Callable[[], int], now: float
+    ) -> None:
+        """Predict anew, for `stats`, the wait of a small request without tenant or priority that comes now; not more
+        often than heartbeats are due, because it is costly."""
+        if now - self._last_prediction >= HEARTBEAT_S:
+            self._last_prediction = now
+            state = EngineState(running, self.queue, count_free_blocks(), now)
+            self._predicted_wait_s = self.forecast.predict_wait(0, "", 1, state).wait_s
+
+    def charge_output(self, sequence: Q, at_least: int = 1) -> int:
+        """Charge the output since the last charge to the sequence's tenant, once it is `at_least` so many tokens.
+        Returns how many were charged."""
+        fresh = sequence.num_output - sequence.num_charged
+        if fresh < at_least:
+            return 0
+        self.queue.charge(sequence, fresh)
+        sequence.num_charged = sequence.num_output
+        return fresh
 
 
 class WaitingLoad(NamedTuple):

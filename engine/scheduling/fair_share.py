@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Generic, NamedTuple, TypeVar
 
-from sluice.engine.queued import QueuedSequence
+from sluice.engine.sequence import QueuedSequence
 
 DEFAULT_WEIGHT = 1.0
 MAX_STALE_TENANTS = 16

@@ -1,7 +1,9 @@
-"""A fleet in simulated time: requests come, the router chooses, replicas compute."""
+"""A fleet in simulated time: requests come, the router chooses, replicas compute. The router is the gateway's, or
+another one that is told the same."""
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,14 +11,86 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sluice.engine.blocks import BlockHash
 from sluice.engine.config import SchedulerPolicy
-from sluice.engine.fleet.router import ReplicaView, RouterSettings
-from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.fleet.prefix_index import PrefixIndex
+from sluice.engine.fleet.router import ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from sluice.engine.scheduling.planner import find_policy
 from sluice.engine.simulation.profile import ReplicaProfile
-from sluice.engine.simulation.replica import SimulatedReplica
-from sluice.engine.simulation.routing import FleetRouter, SimulatedRouter
-from sluice.engine.simulation.sequence import SimulatedSequence
+from sluice.engine.simulation.replica import SimulatedReplica, TracedSequence
 from sluice.engine.simulation.traces import InfiniteCache, TracedRequest, block_hashes
+
+
+class SimulatedRouter(ABC):
+    """A router as the simulation drives it, which need not hear what becomes of requests. These have the numbers of
+    their places in the trace."""
+
+    name: str
+
+    @abstractmethod
+    def choose(
+        self,
+        number: int,
+        request: TracedRequest,
+        hashes: Sequence[BlockHash],
+        replicas: Sequence[ReplicaView],
+        now: float,
+    ) -> int:
+        """Return the number of the replica that gets a request. `hashes` are those of the prompt's full blocks."""
+
+    def note_changes(self, replica: int, stored: bytes, removed: bytes) -> None:  # noqa: B027 - most need not know
+        """Take the hashes of blocks that a replica's cache has stored and removed."""
+
+    def note_first_token(self, number: int) -> None:  # noqa: B027 - most need not know
+        """Take that a request has its first token."""
+
+    def note_end(self, number: int) -> None:  # noqa: B027 - most need not know
+        """Take that a request has all its tokens."""
+
+
+class FleetRouter(SimulatedRouter):
+    """The router of a gateway, with its prefix index and the replica of each session's last request."""
+
+    def __init__(self, settings: RouterSettings, num_replicas: int, num_blocks: int) -> None:
+        """`num_blocks` is what one replica's cache has room for."""
+        self.name = str(settings.policy)
+        self._settings = settings
+        self._has_index = settings.policy is RoutingPolicy.PREFIX
+        self._index = PrefixIndex(max_blocks=2 * num_replicas * num_blocks + 1024)
+        self._numbers = [0] * num_replicas
+        if self._has_index:
+            for number in range(num_replicas):
+                self._index.apply(number, 0, b"", b"", True)
+        self._sessions: dict[str, str] = {}
+
+    def choose(
+        self,
+        number: int,
+        request: TracedRequest,
+        hashes: Sequence[BlockHash],
+        replicas: Sequence[ReplicaView],
+        now: float,
+    ) -> int:
+        routed = RoutedRequest(
+            ticket=number,
+            num_prompt_tokens=request.num_prompt,
+            max_tokens=request.max_tokens or request.num_output,
+            block_hashes=hashes,
+            session=request.session,
+            session_replica=self._sessions.get(request.session, "") if request.session else "",
+        )
+        replica = choose(routed, replicas, self._index, self._settings).replica
+        if request.session:
+            self._sessions[request.session] = replica.name
+        if self._has_index:
+            self._index.expect(replica.number, hashes, now)
+        return replica.number
+
+    def note_changes(self, replica: int, stored: bytes, removed: bytes) -> None:
+        if self._has_index:
+            self._numbers[replica] += 1
+            self._index.apply(replica, self._numbers[replica], stored, removed, False)
+
 
 SHORTEST_S, BINS_PER_E = 1e-6, 200
 NUM_BINS = 4096
@@ -76,7 +150,7 @@ class FleetConfig(NamedTuple):
 
 
 class ReplicaTotals(NamedTuple):
-    """What one replica did."""
+    """The work of one replica."""
 
     num_requests: int
     busy_s: float
@@ -149,6 +223,7 @@ class _Simulation:
         self._free_at = None if concurrency is None else deque([0.0] * concurrency)
         """Since when each client is free that waits for nothing; None where requests come at times of their own."""
         policy, profile = find_policy(config.policy), config.profile
+        self._info = profile.engine_info()
         self._replicas = [
             SimulatedReplica(number, profile, policy, router.note_first_token, self._end)
             for number in range(config.num_replicas)
@@ -251,17 +326,7 @@ class _Simulation:
         replica = self._replicas[self._router.choose(number, request, hashes, views, now)]
         self._replica[number] = replica.number
         self._num_served[replica.number] += 1
-        sequence = SimulatedSequence(
-            number,
-            request.num_prompt,
-            request.num_output,
-            request.max_tokens or request.num_output,
-            hashes,
-            self._config.profile.block_size,
-            now,
-            request.priority,
-            request.tenant,
-        )
+        sequence = TracedSequence(number, request, hashes, self._info, now)
         replica.submit(sequence, now)
         self._note(replica, now)
 
@@ -269,7 +334,7 @@ class _Simulation:
         view = self._views[place] = self._replicas[place].view()
         return view
 
-    def _end(self, replica: SimulatedReplica, sequence: SimulatedSequence) -> None:
+    def _end(self, replica: SimulatedReplica, sequence: TracedSequence) -> None:
         number, gaps = sequence.stream_id, self._gaps
         request = self._requests[number]
         at_s = request.at_s

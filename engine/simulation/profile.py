@@ -1,4 +1,4 @@
-"""What a simulated replica is: its limits, and what its steps cost. `sluice load --calibrate` writes such a file."""
+"""The profile of a simulated replica: its limits, and what its steps cost. `sluice load --calibrate` writes one."""
 
 from pathlib import Path
 

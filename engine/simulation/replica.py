@@ -1,20 +1,88 @@
 """One simulated replica: plans its steps as the engine's loop does, and lets their time pass."""
 
 import math
+from array import array
 from collections.abc import Callable
 
+from sluice.engine.blocks import BlockHash
 from sluice.engine.fleet.router import ReplicaView
 from sluice.engine.forecast.learning import PrefillPace
 from sluice.engine.kv_cache import KvCacheManager
-from sluice.engine.scheduling.chunks import ChunkLimits
-from sluice.engine.scheduling.planner import StepPlan, plan_step
-from sluice.engine.scheduling.policies import Policy, StepLimits
+from sluice.engine.scheduling.planner import ChunkLimits, Policy, StepLimits, StepPlan, plan_step
 from sluice.engine.scheduling.queue import WaitingQueue
+from sluice.engine.sequence import Sequence
 from sluice.engine.simulation.profile import ReplicaProfile
-from sluice.engine.simulation.sequence import SimulatedSequence
+from sluice.engine.simulation.traces import TracedRequest
+from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams
 
 PACE_STEPS = 64
 """Equal steps after which one more teaches the pace nothing."""
+
+
+class _Untold(list[int]):
+    """Tokens of which only the number is known. Traces have no others, and the lists of a long queue would fill the
+    memory."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    def __len__(self) -> int:
+        return self._num_tokens
+
+    def __add__(self, other: object) -> "_Untold":  # type: ignore[override]
+        return self
+
+    def __getitem__(self, place: object) -> int:  # type: ignore[override]
+        return 0
+
+
+class TracedSequence(Sequence):
+    """The engine's sequence for a request of a trace, without tokens. It notes when it would have got them, in
+    simulated seconds."""
+
+    __slots__ = ("_hashes", "admitted_at", "first_token_at", "gap_counts", "gaps", "last_token_at", "length")
+
+    def __init__(
+        self, number: int, request: TracedRequest, hashes: list[BlockHash], info: EngineInfo, now: float
+    ) -> None:
+        """`hashes` are those of the prompt's full blocks."""
+        asked = GenerateRequest(
+            request_id="",
+            prompt_token_ids=_Untold(request.num_prompt),
+            sampling=SamplingParams(max_tokens=request.max_tokens or request.num_output),
+            priority=request.priority,
+            tenant=request.tenant,
+        )
+        super().__init__(number, asked, info, now)
+        self._hashes = hashes
+        self.length = request.num_output
+        """Output tokens after which it ends."""
+        self.admitted_at = self.first_token_at = self.last_token_at = math.nan
+        self.gaps = array("d")
+        """Seconds between its tokens, each as often as `gap_counts` says."""
+        self.gap_counts = array("q")
+
+    def block_hashes(self, num_blocks: int) -> list[BlockHash]:
+        """Return the hashes of the first `num_blocks` blocks. Blocks with output are like no other's."""
+        hashes = self._hashes
+        while len(hashes) < num_blocks:
+            content = b"out" + self.stream_id.to_bytes(8, "little") + len(hashes).to_bytes(5, "little")
+            hashes.append(BlockHash(content))
+        return hashes[:num_blocks]
+
+    def take_tokens(self, count: int, at: float, step_s: float) -> None:
+        """Take `count` tokens, of which the last comes at `at` and each but the first `step_s` after the one before."""
+        if self.num_output == 0:
+            self.first_token_at = at - (count - 1) * step_s
+        else:
+            self.gaps.append(at - (count - 1) * step_s - self.last_token_at)
+            self.gap_counts.append(1)
+        if count > 1:
+            self.gaps.append(step_s)
+            self.gap_counts.append(count - 1)
+        self.last_token_at = at
+        self.num_tokens += count
+        self.num_output += count
 
 
 class SimulatedReplica:
@@ -29,7 +97,7 @@ class SimulatedReplica:
         profile: ReplicaProfile,
         policy: Policy,
         on_first_token: Callable[[int], None],
-        on_end: Callable[["SimulatedReplica", SimulatedSequence], None],
+        on_end: Callable[["SimulatedReplica", TracedSequence], None],
     ) -> None:
         """`on_first_token` is told the stream id of each sequence that has its first token, `on_end` of each that has
         all its tokens."""
@@ -52,10 +120,10 @@ class SimulatedReplica:
         info = profile.engine_info()
         self._kv = KvCacheManager(info, is_prefix_caching=True)
         self._kv.pool.follow(True)
-        self._queue: WaitingQueue[SimulatedSequence] = WaitingQueue({})
+        self._queue: WaitingQueue[TracedSequence] = WaitingQueue({})
         self._pace = PrefillPace(ChunkLimits(info.block_size, info.max_num_batched_tokens, profile.chooses_chunk))
-        self._running: dict[int, SimulatedSequence] = {}
-        self._plan: StepPlan[SimulatedSequence] | None = None
+        self._running: dict[int, TracedSequence] = {}
+        self._plan: StepPlan[TracedSequence] | None = None
         self._began_at = 0.0
         self._first_s = self._growth_s = 0.0
         """Seconds of the first of the steps under way, and how much longer each is than the one before."""
@@ -70,7 +138,7 @@ class SimulatedReplica:
     def num_waiting(self) -> int:
         return len(self._queue)
 
-    def submit(self, sequence: SimulatedSequence, now: float) -> None:
+    def submit(self, sequence: TracedSequence, now: float) -> None:
         """Queue a sequence whose worst case fits into the blocks."""
         self._queue.add(sequence)
         self.num_prefilling_tokens += sequence.num_prompt
@@ -152,7 +220,7 @@ class SimulatedReplica:
         self._num_steps = self._num_equal_steps(plan)
         self.ends_at = now + self._elapsed(self._num_steps)
 
-    def _apply(self, plan: StepPlan[SimulatedSequence], now: float) -> None:
+    def _apply(self, plan: StepPlan[TracedSequence], now: float) -> None:
         for sequence in plan.preempted:
             del self._running[sequence.stream_id]
             if sequence.num_output == 0 and not sequence.was_preempted:
@@ -172,7 +240,7 @@ class SimulatedReplica:
         for chunk in plan.prefill:
             self._kv.allocate(chunk.sequence, chunk.sequence.num_computed + chunk.num_tokens)
 
-    def _step_seconds(self, plan: StepPlan[SimulatedSequence]) -> float:
+    def _step_seconds(self, plan: StepPlan[TracedSequence]) -> float:
         num_prefill = attention = 0
         for chunk in plan.prefill:
             num_prefill += chunk.num_tokens
@@ -180,7 +248,7 @@ class SimulatedReplica:
         num_context = sum(sequence.num_computed for sequence in plan.decode)
         return self._costs.seconds(num_prefill, len(plan.decode), num_context, attention)
 
-    def _num_equal_steps(self, plan: StepPlan[SimulatedSequence]) -> int:
+    def _num_equal_steps(self, plan: StepPlan[TracedSequence]) -> int:
         """Return how many steps will have the same plan, if no request comes. What waits could not start in this one,
         and until a sequence ends nothing that it lacks becomes free."""
         if plan.prefill or plan.admitted or plan.preempted or len(plan.decode) < len(self._running):
@@ -222,7 +290,7 @@ class SimulatedReplica:
         self.num_computed_tokens += num_prefill
         for _ in range(min(count, PACE_STEPS)):
             self._pace.observe(num_prefill, step_s)
-        got_tokens: list[SimulatedSequence] = []
+        got_tokens: list[TracedSequence] = []
         for sequence in plan.decode:
             self._kv.allocate(sequence, sequence.num_computed + count)
             sequence.num_computed += count
@@ -247,11 +315,11 @@ class SimulatedReplica:
                 self._end(sequence)
         self._begin_step(now)
 
-    def _note_prefilled(self, sequence: SimulatedSequence, num_tokens: int) -> None:
+    def _note_prefilled(self, sequence: TracedSequence, num_tokens: int) -> None:
         if not sequence.was_preempted:
             self.num_prefilling_tokens -= num_tokens
 
-    def _end(self, sequence: SimulatedSequence) -> None:
+    def _end(self, sequence: TracedSequence) -> None:
         del self._running[sequence.stream_id]
         self._queue.charge(sequence, sequence.num_output)
         self._queue.remove(sequence.stream_id)

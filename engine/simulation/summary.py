@@ -14,7 +14,7 @@ PERCENTS = (50, 90, 95, 99)
 
 
 class LatencyTargets(NamedTuple):
-    """What a request must meet to count towards goodput; None for no target."""
+    """The latencies that a request must keep to count towards goodput; None for no target."""
 
     ttft_s: float | None = None
     itl_s: float | None = None
@@ -25,7 +25,7 @@ class LatencyTargets(NamedTuple):
         return self.ttft_s is not None or self.itl_s is not None
 
 
-class Percentiles(msgspec.Struct, frozen=True):
+class SimulatedPercentiles(msgspec.Struct, frozen=True):
     """Seconds; None where there are no samples."""
 
     p50: float | None
@@ -50,10 +50,10 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     output_tokens_per_s: float
     requests_per_s: float
-    wait_s: Percentiles
-    ttft_s: Percentiles
-    itl_s: Percentiles
-    e2e_s: Percentiles
+    wait_s: SimulatedPercentiles
+    ttft_s: SimulatedPercentiles
+    itl_s: SimulatedPercentiles
+    e2e_s: SimulatedPercentiles
     cached_tokens: int
     hit_rate: float
     """Part of the prompts' tokens that were found in caches."""
@@ -78,10 +78,10 @@ def summarize(run: FleetRun, targets: LatencyTargets = NO_TARGETS) -> FleetSumma
     prompt, output = sum(r.num_prompt for r in requests), sum(r.num_output for r in requests)
     seconds = max(run.end_s, 1e-9)
     gaps = run.gaps
-    itl_s = Percentiles(None, None, None, None, None, None)
+    itl_s = SimulatedPercentiles(None, None, None, None, None, None)
     if gaps.num_gaps:
         p50, p90, p95, p99 = (gaps.quantile(percent / 100) for percent in PERCENTS)
-        itl_s = Percentiles(p50, p90, p95, p99, gaps.mean_s, gaps.longest_s)
+        itl_s = SimulatedPercentiles(p50, p90, p95, p99, gaps.mean_s, gaps.longest_s)
     num_met = count_in_target(run, targets)
     return FleetSummary(
         num_replicas=run.config.num_replicas,
@@ -118,11 +118,11 @@ def count_in_target(run: FleetRun, targets: LatencyTargets) -> int:
     return int(met.sum())
 
 
-def _percentiles(values: Floats) -> Percentiles:
+def _percentiles(values: Floats) -> SimulatedPercentiles:
     if not values.size:
-        return Percentiles(None, None, None, None, None, None)
+        return SimulatedPercentiles(None, None, None, None, None, None)
     p50, p90, p95, p99 = np.percentile(values, PERCENTS).tolist()
-    return Percentiles(p50, p90, p95, p99, float(values.mean()), float(values.max()))
+    return SimulatedPercentiles(p50, p90, p95, p99, float(values.mean()), float(values.max()))
 
 
 def find_replicas(

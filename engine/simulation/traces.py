@@ -1,7 +1,9 @@
-"""Traces of requests: ours, Mooncake's and BurstGPT's, and what their prompts have in common."""
+"""Traces of requests: ours, Mooncake's and BurstGPT's, synthetic ones with shared prefixes, and what the prompts of a
+trace have in common."""
 
 import csv
 import json
+import random
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from pathlib import Path
@@ -23,7 +25,7 @@ class TracedRequest(NamedTuple):
     num_output: int
     """Tokens that it generates."""
     parts: tuple[tuple[str, int], ...] = ()
-    """What the prompt begins with, piece by piece: a name and tokens. Prompts whose first pieces are equal have those
+    """The beginning of the prompt, piece by piece: a name and tokens. Prompts whose first pieces are equal have those
     tokens in common; the rest of a prompt is like no other's."""
     max_tokens: int | None = None
     """Tokens that it reserves blocks for; None for as many as it generates."""
@@ -290,3 +292,32 @@ class InfiniteCache:
 def scaled(requests: Iterable[TracedRequest], speed: float) -> list[TracedRequest]:
     """Return the requests `speed` times as fast after one another."""
     return [request._replace(at_s=request.at_s / speed) for request in requests]
+
+
+class SharedPrefixes(NamedTuple):
+    """The shape of the trace. Lengths are tokens, drawn uniformly where they are a range."""
+
+    num_requests: int = 2000
+    rate: float = 20.0
+    """Requests in a second, at random times."""
+    num_prefixes: int = 64
+    prefix_tokens: int = 4096
+    own_tokens: tuple[int, int] = (50, 200)
+    """The rest of a prompt."""
+    output_tokens: tuple[int, int] = (50, 150)
+    skew: float = 0.0
+    """How unequal prefixes are: the k-th is as popular as 1 / k ** skew."""
+    seed: int = 0
+
+
+def shared_prefix_trace(shape: SharedPrefixes) -> list[TracedRequest]:
+    """Make a trace. The same shape gives the same trace."""
+    rng = random.Random(shape.seed)
+    weights = [1.0 / (place + 1) ** shape.skew for place in range(shape.num_prefixes)]
+    at_s, requests = 0.0, []
+    for prefix in rng.choices(range(shape.num_prefixes), weights, k=shape.num_requests):
+        num_prompt = shape.prefix_tokens + rng.randint(*shape.own_tokens)
+        parts = ((f"prefix {prefix}", shape.prefix_tokens),)
+        requests.append(TracedRequest(at_s, num_prompt, rng.randint(*shape.output_tokens), parts))
+        at_s += rng.expovariate(shape.rate)
+    return requests

@@ -299,7 +299,7 @@ class Adapters:
         return next((name for name, made in self._requests.items() if made.lora_int_id == number), f"adapter {number}")
 
     async def load(self, name: str, path: str, prove: Callable[[Any], Awaitable[None]]) -> None:
-        """See `AdapterRuntime`. `prove` generates a token with the library's request."""
+        """See `DelegatedRuntime.load_adapter`. `prove` generates a token with the library's request."""
         if self._room is None:
             message = f"this model was started without room for LoRA adapters; {_FLAG} makes it, and --lora_plugin auto"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, f"{message} where an engine is compiled", param="lora_name")

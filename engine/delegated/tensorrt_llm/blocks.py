@@ -3,7 +3,7 @@
 from packaging.version import Version
 
 from sluice.engine.blocks import blocks_for
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
 from sluice.engine.statistics import IterationStats
 from sluice.engine.types import GenerateRequest

@@ -13,10 +13,9 @@ from typing import Any
 
 from sluice.engine.blocks import HashChain
 from sluice.engine.config import EngineConfig, EngineRole, SchedulerPolicy
-from sluice.engine.delegated.abilities import ExpandedPrompt
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.cached_prefixes import CachedPrefixes
-from sluice.engine.delegated.interface import EngineLost, RequestHandle, TakeIteration
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.interface import EngineLost, ExpandedPrompt, RequestHandle, TakeIteration
 from sluice.engine.delegated.tensorrt_llm.adapters import Adapters, find_room
 from sluice.engine.delegated.tensorrt_llm.blocks import BlockRules
 from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
@@ -34,18 +33,67 @@ from sluice.engine.delegated.tensorrt_llm.images import ImagePrompts, Processed
 from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, load_library
 from sluice.engine.delegated.tensorrt_llm.loaded import LoadedLlm, worker_loss
 from sluice.engine.delegated.tensorrt_llm.pooling import TensorRtEncoder
-from sluice.engine.delegated.tensorrt_llm.priority import RequestPlace
-from sluice.engine.delegated.tensorrt_llm.responses import LlmRequestHandle, refused_arguments
-from sluice.engine.delegated.tensorrt_llm.samplers import SamplerKind
+from sluice.engine.delegated.tensorrt_llm.responses import (
+    LlmRequestHandle,
+    TwoPartHandle,
+    first_part,
+    refused_arguments,
+)
 from sluice.engine.delegated.tensorrt_llm.sampling import budget_refusal, sampling_params
 from sluice.engine.delegated.tensorrt_llm.sleeping import Sleeper
 from sluice.engine.delegated.tensorrt_llm.statistics import IterationReader, first_iteration, follow
-from sluice.engine.delegated.tensorrt_llm.two_parts import TwoPartHandle, first_part
 from sluice.engine.delegated.watchdog import ONE_TOKEN, stall_timeout_s, warm_up
 from sluice.engine.frames import SleepMode
 from sluice.engine.statistics import HandoverStats, IterationStats
 from sluice.engine.types import EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
+
+_QUEUE = ("scheduler_config", "waiting_queue_policy")
+_AFFINITY = ("attention_dp_config", "kv_cache_routing_conversation_affinity")
+
+
+class RequestPlace:
+    """Tells `generate_async` of a request's place, where the LLM was started for it: in TensorRT-LLM's own queue, and
+    among the ranks of data-parallel attention. Our queue orders requests before they are handed over; TensorRT-LLM's
+    has only the few that come early, and takes them by priority where `scheduler_config.waiting_queue_policy` says so.
+    """
+
+    def __init__(self, llm: Any, arguments: Mapping[str, Any], library: TensorRtLlmLibrary) -> None:
+        """`arguments` are those that `llm` was made with. Raises UNIMPLEMENTED where they ask for what it cannot be
+        told."""
+        known = inspect.signature(llm.generate_async).parameters
+        policy = _argument(arguments, _QUEUE)
+        self._has_priority = str(getattr(policy, "value", policy)).lower() == "priority"
+        self._has_affinity = bool(_argument(arguments, _AFFINITY))
+        self._library = library
+        for is_on, asked, name in (
+            (self._has_priority, _QUEUE, "priority"),
+            (self._has_affinity, _AFFINITY, "conversation_params"),
+        ):
+            if is_on and name not in known:
+                lacks = f"requests of TensorRT-LLM {library.version} have no {name}"
+                message = f"{'.'.join(asked)} cannot be used: {lacks}; later versions of 1.3, and 1.4, do"
+                raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param=".".join(asked))
+
+    def keywords(self, request: GenerateRequest) -> dict[str, Any]:
+        """Return keyword arguments of `generate_async`: none where they would change nothing."""
+        told: dict[str, Any] = {}
+        if self._has_priority:
+            told["priority"] = share_of(request.priority)
+        if self._has_affinity and request.session:
+            told["conversation_params"] = self._library.conversation(request.session)
+        return told
+
+
+def share_of(priority: int) -> float:
+    """Return a number from 0 to 1 for a priority, of which lower values run earlier: 0.5 for 0, as for requests without
+    one, and higher ones for those that run earlier."""
+    return 0.5 - priority / (2 * (1 + abs(priority)))
+
+
+def _argument(arguments: Mapping[str, Any], path: tuple[str, str]) -> Any:
+    return getattr(arguments.get(path[0]), path[1], None)
+
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +124,7 @@ def load_llm(config: EngineConfig) -> "TensorRtLlm | TensorRtEncoder":
 
 
 def _identity(plan: LlmPlan, library: TensorRtLlmLibrary, model_path: str) -> str:
-    if plan.sampler.kind is SamplerKind.ENGINE:
+    if plan.sampler.is_compiled:
         return ""
     sizes = (plan.quantization, plan.tokens_per_block, plan.max_model_len)
     return block_identity(plan.arguments, library, model_path, sizes)
@@ -98,8 +146,7 @@ class PreparedCall:
 
 
 class TensorRtLlm(LoadedLlm):
-    """Implements the protocols of `sluice.engine.delegated.interface`, and `ImageRuntime`. `submit` needs a running
-    event loop; the responses are read on it too."""
+    """An LLM that generates. `submit` needs a running event loop; the responses are read on it too."""
 
     def __init__(
         self,
@@ -307,7 +354,7 @@ class TensorRtLlm(LoadedLlm):
 
     async def start(self) -> tuple[EngineInfo, IterationStats | None]:
         """Generate a token: it proves that the model works, and its statistics show the size of the KV cache."""
-        if self._plan.sampler.kind is not SamplerKind.ENGINE:
+        if not self._plan.sampler.is_compiled:
             await self._images.start()
         info = self._info(None)
         await warm_up(self, info, stall_timeout_s(self._config.runtime_settings))

@@ -4,8 +4,7 @@ import logging
 from typing import Any
 
 from sluice.engine.config import EngineConfig
-from sluice.engine.delegated.cached_prefixes import CachedPrefixes
-from sluice.engine.delegated.interface import RuntimeFailure
+from sluice.engine.delegated.interface import DelegatedRuntime, RuntimeFailure
 from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
 from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
 from sluice.engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
@@ -16,11 +15,10 @@ from sluice.engine.types import EngineInfo
 log = logging.getLogger(__name__)
 
 
-class LoadedLlm:
+class LoadedLlm(DelegatedRuntime):
     """The methods of `DelegatedRuntime` that do not depend on what the LLM is for."""
 
     title = TENSORRT_LLM.title
-    prefixes: CachedPrefixes | None = None
 
     def __init__(
         self, llm: Any, plan: LlmPlan, library: TensorRtLlmLibrary, folder: LlmFolder, config: EngineConfig

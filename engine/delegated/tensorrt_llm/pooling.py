@@ -13,8 +13,8 @@ import numpy as np
 from sluice.engine.arrays import FloatArray
 from sluice.engine.blocks import HashChain
 from sluice.engine.config import Task
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.interface import EngineLost, ResponseDelta, TakeIteration
-from sluice.engine.delegated.sharing import BlockSharing
 from sluice.engine.delegated.tensorrt_llm.configuration.encoding import Encoder
 from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
 from sluice.engine.delegated.tensorrt_llm.library import int_tensor

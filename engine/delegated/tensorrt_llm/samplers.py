@@ -25,7 +25,7 @@ class SamplerKind(Enum):
     ENGINE = "compiled engine"
 
 
-class Effect(Enum):
+class SamplerEffect(Enum):
     """A sampler acts on a field's value, answers with an error, or leaves it out."""
 
     OBEYED = "obeyed"
@@ -72,13 +72,13 @@ class Row(NamedTuple):
     remedy: str = ""
     """The end of a message: it says what the operator can do."""
 
-    def effect(self, version: Version, arguments: Collection[str]) -> Effect:
+    def effect(self, version: Version, arguments: Collection[str]) -> SamplerEffect:
         """Return what becomes of the fields where `arguments` are on."""
         is_on = bool(self.argument) and self.argument in arguments
         if is_on or (self.obeyed_since and version >= Version(self.obeyed_since)):
-            return Effect.OBEYED
+            return SamplerEffect.OBEYED
         is_refused = bool(self.refused_since) and version >= Version(self.refused_since)
-        return Effect.REFUSED if is_refused else Effect.IGNORED
+        return SamplerEffect.REFUSED if is_refused else SamplerEffect.IGNORED
 
 
 # fmt: off
@@ -139,9 +139,13 @@ class ModelSampler:
     max_beam_width: int = 1
 
     @property
+    def is_compiled(self) -> bool:
+        return self.kind is SamplerKind.ENGINE
+
+    @property
     def _unobeyed(self) -> Iterator[tuple[str, Row]]:
         for row in ROWS:
-            if row.sampler is self.kind and row.effect(self.version, self.arguments) is not Effect.OBEYED:
+            if row.sampler is self.kind and row.effect(self.version, self.arguments) is not SamplerEffect.OBEYED:
                 yield from ((name, row) for name in row.fields)
 
     @property
@@ -181,6 +185,6 @@ class ModelSampler:
 
     def _sentence(self, what: str, row: Row) -> str:
         sampler = f"the {self.kind.value} of" if self.kind is not SamplerKind.ONE_MODEL else f"{self.kind.value} in"
-        effect = "refuses" if row.effect(self.version, self.arguments) is Effect.REFUSED else "ignores"
+        effect = "refuses" if row.effect(self.version, self.arguments) is SamplerEffect.REFUSED else "ignores"
         remedy = row.remedy.format(version=row.obeyed_since)
         return f"{what} cannot be used: {sampler} TensorRT-LLM {self.version} {effect} it; {remedy}"

@@ -94,7 +94,7 @@ class Sleeper:
             raise
 
     async def wake_up(self, tags: list[str] | None) -> bool:
-        """See `SleepingRuntime`."""
+        """See `DelegatedRuntime.check_sleep`."""
         wanted = [tag for name in tags or _TAGS for tag in _TAGS.get(name, ()) if tag in self._released]
         if wanted:
             await self._call("wakeup", wanted)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.engine.blocks import blocks_for
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.admission import BlockSharing
 
 log = logging.getLogger(__name__)
 

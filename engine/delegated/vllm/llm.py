@@ -9,11 +9,10 @@ from typing import Any
 
 from sluice.engine.blocks import HashChain
 from sluice.engine.config import EngineConfig, Task
-from sluice.engine.delegated.abilities import ExpandedPrompt
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.cached_prefixes import CachedPrefixes
-from sluice.engine.delegated.interface import RuntimeFailure, TakeIteration
+from sluice.engine.delegated.interface import DelegatedRuntime, ExpandedPrompt, RuntimeFailure, TakeIteration
 from sluice.engine.delegated.kv_events import EventSubscriber, told_by_keys
-from sluice.engine.delegated.sharing import BlockSharing
 from sluice.engine.delegated.vllm.arguments import VllmPlan, check_adapter, plan_vllm
 from sluice.engine.delegated.vllm.capacity import CacheCapacity, read_capacity
 from sluice.engine.delegated.vllm.images import expand_prompt, find_placeholders
@@ -64,8 +63,8 @@ class VllmCall:
     keywords: dict[str, Any]
 
 
-class Vllm:
-    """Implements `DelegatedRuntime`, `AdapterRuntime` and `ImageRuntime`."""
+class Vllm(DelegatedRuntime):
+    """An `AsyncLLM` of vLLM."""
 
     title = VLLM.title
 
@@ -83,7 +82,6 @@ class Vllm:
         self._has_lost_weights = False
         self._llm: Any = None
         self._capacity: CacheCapacity | None = None
-        self.prefixes: CachedPrefixes | None = None
 
     @property
     def _is_pooled(self) -> bool:
@@ -151,10 +149,6 @@ class Vllm:
         return classify(error)
 
     # -- adapters at run time
-
-    @property
-    def adapter_digests(self) -> dict[str, str]:
-        return {}
 
     async def load_adapter(self, name: str, path: str) -> None:
         if self._is_pooled:

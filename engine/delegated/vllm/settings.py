@@ -6,8 +6,8 @@ The table has those of 0.32 and 0.33. At load they are compared with the version
 import json
 from typing import Any
 
-from sluice.engine.delegated.watchdog import STALL_SETTING
 from sluice.engine.runtime_settings import (
+    STALL_SETTING,
     Parse,
     RuntimeSetting,
     SettingsTable,

@@ -12,6 +12,7 @@ a host, and a port.
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -111,6 +112,19 @@ def read_members(path: Path) -> tuple[Member, ...]:
     except SluiceError as error:
         raise error.reworded(f"{path}: {error.message}") from None
     return members
+
+
+def write_members(path: Path, content: EnginesFile) -> bool:
+    """Write the file, so that a reader finds the old list or the new one, whole. Returns whether it has changed. Raises
+    OSError."""
+    fields = msgspec.to_builtins(content)
+    text = msgspec.yaml.encode(fields if content.endpoints else {**fields, "engines": fields.get("engines", [])})
+    if path.is_file() and path.read_bytes() == text:
+        return False
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(text)
+    fresh.replace(path)
+    return True
 
 
 def _of_engine(engine: EngineEntry, file: EnginesFile) -> Member:

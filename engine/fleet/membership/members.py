@@ -1,4 +1,4 @@
-"""The engines that a source names, and what a source of them is."""
+"""The engines of a fleet that a source names, and what a source of them is."""
 
 import asyncio
 import re

@@ -17,11 +17,10 @@ import msgspec
 
 from sluice.engine.fleet.membership.fleet_url import FleetUrl
 from sluice.engine.fleet.membership.members import Member, check_members, never
-from sluice.errors import SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.state.changes import Leases
 from sluice.state.interface import RedisLayout
-from sluice.state.leases import Leases
-from sluice.state.outage import Outage
-from sluice.state.redis import heed_cancellation
+from sluice.state.outage import Outage, heed_cancellation, keep_trying
 from sluice.state.redis_store import StoreInRedis
 
 log = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ _TIMEOUT_S = 2.0
 
 
 class Lease(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an engine says of itself."""
+    """The description of an engine, which is the body of its lease."""
 
     name: str
     address: str
@@ -67,15 +66,17 @@ class Registration:
     def __init__(self, url: FleetUrl, lease: Lease) -> None:
         """Raises INVALID for a lease that no gateway could use, and for a URL that is none of Redis."""
         lease.member(None, None).check()
-        self._url = url
         self._lease = lease
         self._leases = _open_leases(url)
-        self._problem = ""
+        away = f"{url.place} does not take the lease of this engine; gateways that know it keep it"
+        self._outage = Outage(away, f"registered at {url.place} again")
         self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to renew."""
-        self._renewing = asyncio.create_task(self._renew_forever(), name="lease")
+        pause_s = LEASE_S / RENEWALS
+        renewing = keep_trying(self._outage, self._hold, (SluiceError,), retry_s=pause_s, beat_s=pause_s)
+        self._renewing = asyncio.create_task(renewing, name="lease")
 
     async def end(self) -> None:
         """Tell gateways that the engine leaves. Harmless where it has left, and where Redis is away."""
@@ -88,17 +89,11 @@ class Registration:
             await self._renew(msgspec.structs.replace(self._lease, is_leaving=True))
         await self._leases.close()
 
-    async def _renew_forever(self) -> None:
-        while True:
-            try:
-                holder = await self._renew(self._lease)
-            except SluiceError as error:
-                self._note(f"Redis does not take the lease ({error.message}); gateways that know this engine keep it")
-            else:
-                taken = f"the name {self._lease.name} is that of the engine at {holder}; give another --register-name"
-                self._note(taken if holder else "")
-            heed_cancellation()
-            await asyncio.sleep(LEASE_S / RENEWALS)
+    async def _hold(self) -> None:
+        """Renew the lease. Raises UNAVAILABLE where Redis is away, ALREADY_EXISTS where another engine has the name."""
+        if holder := await self._renew(self._lease):
+            message = f"the name {self._lease.name} is that of the engine at {holder}; give another --register-name"
+            raise SluiceError(ErrorCode.ALREADY_EXISTS, message)
 
     async def _renew(self, lease: Lease) -> str:
         """Return "", or the address of another engine that has the name."""
@@ -111,16 +106,6 @@ class Registration:
         holder = held and _read_lease(held)
         return holder.address if holder else ""
 
-    def _note(self, problem: str) -> None:
-        """Log a problem when it begins, and its end."""
-        if problem == self._problem:
-            return
-        if problem:
-            log.error("registering at %s: %s", self._url.place, problem)
-        else:
-            log.warning("registered at %s again", self._url.place)
-        self._problem = problem
-
 
 class RedisMembership:
     """The engines that have a lease in a fleet of a Redis."""
@@ -132,7 +117,7 @@ class RedisMembership:
         self._server_key, self._client_key = server_key, client_key
         self._outage = Outage(f"{url.place} names no engines now, those known stay", f"{url.place} names engines again")
         self._unreadable: dict[str, bytes] = {}
-        """What was logged as unreadable, by the engine's name."""
+        """Bodies that were logged as unreadable, by the engine's name."""
 
     async def watch(self, is_serving: Callable[[Member], bool] = never) -> AsyncIterator[tuple[Member, ...]]:
         last: tuple[Member, ...] = ()

@@ -11,7 +11,7 @@ import openvino as ov
 
 from sluice.engine.arrays import ByteArray
 from sluice.engine.runners.openvino.graph.model import is_cache
-from sluice.engine.runners.openvino.weights.shared import shared_tensor
+from sluice.engine.runners.openvino.weights.compression import shared_tensor
 from sluice.errors import invalid
 
 

@@ -11,7 +11,7 @@ from openvino import opset13 as ops
 
 from sluice.engine.model_folder import read_json
 from sluice.engine.models.config.config_file import ConfigFile, PositiveInt, read_eos_token_ids
-from sluice.engine.models.limits import choose_max_model_len
+from sluice.engine.models.text_model import choose_max_model_len
 from sluice.engine.runners.openvino.graph.adapters import named_parameter
 from sluice.engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder, is_cache
 from sluice.engine.runners.openvino.graph.paged_attention import TESTED_VERSION
@@ -39,13 +39,6 @@ class _ContextLimits(msgspec.Struct, frozen=True):
     n_ctx: PositiveInt | None = None
 
 
-class _FileWeights:
-    """The weights of an IR, which OpenVINO maps itself; the system reclaims their pages."""
-
-    def release_pages(self) -> None:
-        """Do nothing, because none of the pages are ours."""
-
-
 def has_ir(directory: Path) -> bool:
     """Return whether the folder has the files of an IR."""
     return (directory / IR_GRAPH).is_file()
@@ -62,7 +55,7 @@ def open_ir(directory: Path, core: ov.Core, max_model_len: int | None) -> Decode
     _rename_inputs(model)
     return Decoder(
         model=model,
-        weights=_FileWeights(),
+        weights=None,
         model_type=str(file.fields.get("model_type", "unknown")),
         vocab_size=_vocab_size(model),
         eos_token_ids=read_eos_token_ids(directory, file),

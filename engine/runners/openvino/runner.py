@@ -14,7 +14,7 @@ import openvino as ov
 from sluice.engine.arrays import ByteArray, FloatArray, IntArray
 from sluice.engine.config import EngineConfig
 from sluice.engine.models.weights.files import NONE
-from sluice.engine.runners.base import Logits, RunnerInfo, StepBatch
+from sluice.engine.runners.base import Logits, Runner, RunnerInfo, StepBatch
 from sluice.engine.runners.cache_size import check_cache_limits, choose_num_blocks
 from sluice.engine.runners.openvino.adapters import AdapterStacks
 from sluice.engine.runners.openvino.cache import CacheLayout, KvCache
@@ -49,7 +49,7 @@ MAX_PADDED_SIZE = 1 << 17
 """Sequences times blocks times rows of a part: about 130 MB of scores in a model of eight heads."""
 
 
-class OpenVinoRunner:
+class OpenVinoRunner(Runner):
     """A model with its KV blocks on the CPU. `decoder` owns the memory that the compiled constants point into. The
     session's cache has one block more than `info` says, to which padding writes."""
 
@@ -90,23 +90,23 @@ class OpenVinoRunner:
         return pad_batch(batch, self._scratch_block, self._least_rows)
 
     def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
-        """See `AdapterRunner.read_adapter`."""
+        """See `Runner.read_adapter`."""
         if self._session.adapters is None:
             message = f"LoRA adapter {name} cannot be loaded: this model was started without room for adapters"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_modules")
         return self._session.adapters.read(number, name, folder)
 
     def drop_adapters(self, numbers: Collection[int]) -> Callable[[], None]:
-        """See `AdapterRunner.drop_adapters`."""
+        """See `Runner.drop_adapters`."""
         assert self._session.adapters is not None
         return self._session.adapters.drop(numbers)
 
     def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
-        """See `BlockRunner.read_blocks`."""
+        """See `Runner.read_blocks`."""
         self._session.cache.read_blocks(blocks, contents)
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
-        """See `BlockRunner.write_blocks`."""
+        """See `Runner.write_blocks`."""
         self._session.cache.write_blocks(blocks, contents)
 
     def close(self) -> None:
@@ -128,7 +128,8 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
     decoder = open_decoder(config, core, _COMPUTE_TYPES[dtype])
     session = InferenceSession(core.compile_model(decoder.model, DEVICE, properties), decoder.adapters)
     session.warm_up()
-    decoder.weights.release_pages()
+    if decoder.weights is not None:
+        decoder.weights.release_pages()
     free_bytes = int(config.memory_share * available_bytes())
     num_blocks = choose_num_blocks(config, session.layout.block_bytes, BLOCK_SIZE, decoder.max_model_len, free_bytes)
     session.set_num_blocks(num_blocks + 1)

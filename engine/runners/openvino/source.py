@@ -9,7 +9,7 @@ import openvino as ov
 from sluice.engine.config import EngineConfig, Task
 from sluice.engine.model_folder import served_task
 from sluice.engine.models.architectures import ARCHITECTURES, check_stateless, read_decoder_config, read_model_type
-from sluice.engine.models.limits import check_causal, choose_max_model_len, log_longrope
+from sluice.engine.models.text_model import check_causal, choose_max_model_len, log_longrope
 from sluice.engine.models.weights.assembled import write_assembled
 from sluice.engine.models.weights.files import NONE, QUANTIZATIONS, weight_files
 from sluice.engine.runners.openvino.convert import can_convert, convert

@@ -55,7 +55,7 @@ class DeviceAdapters:
         return torch.where(numbers == self._owners, by_rank, 0)
 
     def read(self, number: int, name: str, folder: Path) -> Callable[[], None]:
-        """See `AdapterRunner.read_adapter`."""
+        """See `Runner.read_adapter`."""
         matrices = read_adapter(name, folder, self._shapes)
         largest = torch.finfo(self._dtype).max
         for module, pair in matrices.items():
@@ -65,7 +65,7 @@ class DeviceAdapters:
         return self._stack({**self._adapters, number: matrices})
 
     def drop(self, numbers: Collection[int]) -> Callable[[], None]:
-        """See `AdapterRunner.drop_adapters`."""
+        """See `Runner.drop_adapters`."""
         return self._stack({number: each for number, each in self._adapters.items() if number not in numbers})
 
     def _stack(self, adapters: dict[int, dict[str, Matrices]]) -> Callable[[], None]:

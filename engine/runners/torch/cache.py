@@ -71,7 +71,7 @@ class PagedKvCache:
             raise _too_large(num_blocks * self.block_bytes, device, error) from error
 
     def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
-        """See `BlockRunner.read_blocks`."""
+        """See `Runner.read_blocks`."""
         for block, content in zip(blocks, contents, strict=True):
             place = 0
             for page in self._pages_of(block):
@@ -79,7 +79,7 @@ class PagedKvCache:
                 place += len(page)
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
-        """See `BlockRunner.write_blocks`."""
+        """See `Runner.write_blocks`."""
         for block, content in zip(blocks, contents, strict=True):
             place = 0
             for page in self._pages_of(block):

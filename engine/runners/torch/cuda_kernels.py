@@ -10,7 +10,7 @@ from sluice.engine.runners.torch.kernels import TorchKernels
 from sluice.engine.runners.torch.latent import LatentProjection
 from sluice.engine.runners.torch.rank_kernels import RankKernels
 from sluice.engine.runners.torch.triton import attention, elementwise
-from sluice.engine.runners.torch.triton.quantize import quantize_rows
+from sluice.engine.runners.torch.triton.elementwise import quantize_rows
 
 
 class CudaKernels(TorchKernels):

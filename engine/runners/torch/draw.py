@@ -87,7 +87,7 @@ def _keep_top_p(weights: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _keep_typical(weights: torch.Tensor, typical_p: torch.Tensor) -> torch.Tensor:
-    """Keep the tokens whose logarithm is nearest to the mean, see `sluice.engine.sampling.typical`."""
+    """Keep the tokens whose logarithm is nearest to the mean, see `sluice.engine.sampling.softmax`."""
     logs = weights.clamp(min=_TINY).log_()
     mass = sum_rows(weights)
     mean = (sum_rows(weights * logs) / mass).float()

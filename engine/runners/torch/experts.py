@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from sluice.engine.models.config.decoder_config import Experts
-from sluice.engine.models.kernels import Choice, ExpertBody
+from sluice.engine.models.kernels import Chosen, ExpertBody
 from sluice.engine.runners.torch.weights import DeviceWeights
 from sluice.errors import invalid
 
@@ -42,7 +42,7 @@ def choose_grouped(
 def compute_experts(
     weights: DeviceWeights,
     x: torch.Tensor,
-    choice: Choice,
+    choice: Chosen,
     name: str,
     num_experts: int,
     body: ExpertBody,

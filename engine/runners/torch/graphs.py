@@ -7,9 +7,8 @@ import torch
 from sluice.engine.runners.base import StepBatch
 from sluice.engine.runners.torch.cache import PagedKvCache
 from sluice.engine.runners.torch.device import upload
-from sluice.engine.runners.torch.lookahead import ChosenTokens
 from sluice.engine.runners.torch.model import TorchModel
-from sluice.engine.runners.torch.step import BLOCK_SIZE, DeviceStep, Group, padded_tables, used_tables
+from sluice.engine.runners.torch.step import BLOCK_SIZE, ChosenTokens, DeviceStep, Group, padded_tables, used_tables
 
 LARGEST_BATCH = 256
 """Steps of more sequences take long enough for single launches."""

@@ -19,8 +19,15 @@ from sluice.engine.models.architectures import read_decoder_config
 from sluice.engine.runners.base import Logits, Runner, StepBatch
 from sluice.engine.runners.torch import runner
 from sluice.engine.runners.torch.device import choose_device
-from sluice.engine.runners.torch.followers import TIMEOUT_S, Follower, close_all, start_followers
-from sluice.engine.runners.torch.frames import RankTask, pack, pack_step
+from sluice.engine.runners.torch.followers import (
+    TIMEOUT_S,
+    Follower,
+    RankTask,
+    close_all,
+    pack,
+    pack_step,
+    start_followers,
+)
 from sluice.engine.runners.torch.model import check_parallel
 from sluice.engine.runners.torch.parallel import Meeting, Ranks, join, share_config
 from sluice.errors import ErrorCode, SluiceError
@@ -168,7 +175,7 @@ class RankGroup:
                 self._on_loss(reason)
 
 
-class RankedRunner:
+class RankedRunner(Runner):
     """A model of which each rank has a part. A block is the ranks' parts of it, in their order."""
 
     def __init__(self, own: runner.TorchRunner, group: RankGroup, size: int, on_close: Callable[[], None]) -> None:
@@ -186,7 +193,7 @@ class RankedRunner:
             return self._own.run(batch)
 
     def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
-        """See `BlockRunner.read_blocks`."""
+        """See `Runner.read_blocks`."""
         size = self._own.block_bytes
         with self._group.together() as followers:
             self._group.send(pack(RankTask.READ, blocks))
@@ -197,7 +204,7 @@ class RankedRunner:
                     content[begin : begin + size] = memoryview(follower.receive_block())
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
-        """See `BlockRunner.write_blocks`."""
+        """See `Runner.write_blocks`."""
         size = self._own.block_bytes
         with self._group.together() as followers:
             self._group.send(pack(RankTask.WRITE, blocks))

@@ -9,7 +9,7 @@ from sluice.engine.arrays import FloatArray
 from sluice.engine.models.config.decoder_config import DecoderConfig
 from sluice.engine.models.config.rope import Rope, inverse_frequencies
 from sluice.engine.models.decoder import attend_rotated
-from sluice.engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
+from sluice.engine.models.kernels import Chosen, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
 from sluice.engine.models.weights.names import is_router
 from sluice.engine.runners.torch import attention
 from sluice.engine.runners.torch.adapters import DeviceAdapters
@@ -234,6 +234,6 @@ class TorchKernels(TorchOperations):
 
     # -- experts
 
-    def experts(self, x: torch.Tensor, choice: Choice, name: str, num_experts: int, body: ExpertBody) -> torch.Tensor:
+    def experts(self, x: torch.Tensor, choice: Chosen, name: str, num_experts: int, body: ExpertBody) -> torch.Tensor:
         is_grouped = self._groups_experts
         return compute_experts(self._weights, x, choice, name, num_experts, body, is_grouped=is_grouped)

@@ -3,14 +3,13 @@ step has run."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
 import numpy as np
 import torch
 
 from sluice.engine.arrays import IntArray
 from sluice.engine.config import EngineConfig
-from sluice.engine.runners.base import Draws, StepBatch, Wanted
+from sluice.engine.runners.base import Draws, Statistic, StepBatch
 from sluice.engine.runners.torch.cache import PagedKvCache, page_shapes
 from sluice.engine.runners.torch.logits import DeviceLogits, fused_draw
 from sluice.engine.runners.torch.model import TorchModel
@@ -22,22 +21,22 @@ _MOST_SPLIT_CONTEXT = 2048
 """Tokens from which on a decoding sequence is not divided among more programs, see `tiles.decode_tiles`."""
 
 
-class DeviceMemory(Protocol):
-    """A device's memory, as far as the size of the cache depends on it."""
+class DeviceMemory:
+    """A device's memory, as far as the size of the cache depends on it: here the machine's, for a model on the CPU.
+    Steps are small beside it, and not measured."""
 
-    keeps_freed: bool
+    keeps_freed = False
     """Whether what a step has taken stays with the process, and is not free for others."""
 
     def free_bytes(self) -> int:
         """Return how many bytes can still be allocated."""
-        ...
+        return available_bytes()
 
     def release(self) -> None:
         """Give back what the process keeps without a use for it."""
-        ...
 
 
-class CudaMemory:
+class CudaMemory(DeviceMemory):
     """The memory of a GPU."""
 
     keeps_freed = True
@@ -54,22 +53,9 @@ class CudaMemory:
         torch.cuda.empty_cache()
 
 
-class HostCacheMemory:
-    """The memory of the machine, for a model on the CPU. Steps are small beside it, and not measured."""
-
-    keeps_freed = False
-
-    def free_bytes(self) -> int:
-        """See `DeviceMemory.free_bytes`."""
-        return available_bytes()
-
-    def release(self) -> None:
-        """See `DeviceMemory.release`."""
-
-
 def memory_of(device: torch.device) -> DeviceMemory:
     """Return the memory of a device."""
-    return CudaMemory(device) if device.type == "cuda" else HostCacheMemory()
+    return CudaMemory(device) if device.type == "cuda" else DeviceMemory()
 
 
 def measure_free(config: EngineConfig, model: TorchModel, memory: DeviceMemory) -> int:
@@ -160,7 +146,7 @@ def _draws(num_seqs: int) -> Draws:
         min_p=half,
         typical_p=half,
         uniform=half,
-        wanted=np.full(num_seqs, Wanted.MEAN),
+        wanted=np.full(num_seqs, Statistic.MEAN),
     )
 
 

@@ -10,8 +10,13 @@ from sluice.engine.model_folder import served_task
 from sluice.engine.models.architectures import find_architecture, read_decoder_config
 from sluice.engine.models.config.decoder_config import DecoderConfig
 from sluice.engine.models.kernels import Context
-from sluice.engine.models.limits import check_causal, choose_max_model_len, log_longrope
-from sluice.engine.models.text_model import compute_hidden, compute_logits
+from sluice.engine.models.text_model import (
+    check_causal,
+    choose_max_model_len,
+    compute_hidden,
+    compute_logits,
+    log_longrope,
+)
 from sluice.engine.models.weights.assembled import assemble
 from sluice.engine.models.weights.files import NONE, map_files, stored_quantization, weight_files
 from sluice.engine.models.weights.names import TextModelTensors

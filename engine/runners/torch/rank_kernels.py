@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from sluice.engine.models.config.decoder_config import DecoderConfig
-from sluice.engine.models.kernels import Choice, ExpertBody
+from sluice.engine.models.kernels import Chosen, ExpertBody
 from sluice.engine.models.weights.names import EMBEDDING
 from sluice.engine.runners.torch.kernels import TorchKernels
 from sluice.engine.runners.torch.operations import linear
@@ -34,7 +34,7 @@ class RankKernels(TorchKernels):
         product = super().linear(x, name, num_out, bias=bias)
         return self._ranks.add_up(product) if is_divided_by_input(name) else product
 
-    def experts(self, x: torch.Tensor, choice: Choice, name: str, num_experts: int, body: ExpertBody) -> torch.Tensor:
+    def experts(self, x: torch.Tensor, choice: Chosen, name: str, num_experts: int, body: ExpertBody) -> torch.Tensor:
         """See `Kernels.experts`. Each rank has a part of every expert, so that all have the same work."""
         return self._ranks.add_up(super().experts(x, choice, name, num_experts, body))
 

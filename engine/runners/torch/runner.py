@@ -12,7 +12,7 @@ from sluice.engine.arrays import ByteArray
 from sluice.engine.config import EngineConfig
 from sluice.engine.models.architectures import read_decoder_config
 from sluice.engine.models.weights.files import NONE
-from sluice.engine.runners.base import Draws, Logits, RunnerInfo, StepBatch
+from sluice.engine.runners.base import Draws, LaunchedStep, Logits, Runner, RunnerInfo, StepBatch
 from sluice.engine.runners.cache_size import check_cache_limits, choose_num_blocks
 from sluice.engine.runners.torch.cache import PagedKvCache, block_bytes, page_shapes
 from sluice.engine.runners.torch.device import (
@@ -27,12 +27,11 @@ from sluice.engine.runners.torch.device import (
 )
 from sluice.engine.runners.torch.graphs import DecodeGraphs
 from sluice.engine.runners.torch.logits import DeviceLogits, fused_draw, wrap_logits
-from sluice.engine.runners.torch.lookahead import ChosenTokens
 from sluice.engine.runners.torch.memory import DeviceMemory, measure_free, memory_of, run_step
 from sluice.engine.runners.torch.model import TorchModel, check_parallel, make_model, open_checkpoint
 from sluice.engine.runners.torch.parallel import Ranks
 from sluice.engine.runners.torch.runtime import TORCH
-from sluice.engine.runners.torch.step import BLOCK_SIZE, make_step
+from sluice.engine.runners.torch.step import BLOCK_SIZE, ChosenTokens, make_step
 from sluice.engine.runners.torch.weights import WeightSource
 from sluice.engine.sampling.cores import Cores
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -40,7 +39,7 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 logger = logging.getLogger(__name__)
 
 
-class TorchRunner:
+class TorchRunner(Runner):
     """A model with its KV blocks on a device. The cache has one block more than `info` says, to which padding
     writes."""
 
@@ -73,12 +72,12 @@ class TorchRunner:
             torch.cuda.current_stream(rows.device).synchronize()
         return wrap_logits(rows, self._cores, self._fused_draw)
 
-    def launch(self, batch: StepBatch, draws: Draws | None) -> ChosenTokens:
-        """See `LookaheadRunner.launch`."""
+    def launch(self, batch: StepBatch, draws: Draws | None) -> LaunchedStep:
+        """See `Runner.launch`."""
         is_unknown = bool((batch.token_ids < 0).any())
         rows = self.compute(batch, self._last if is_unknown else None)
         self._last = ChosenTokens(*DeviceLogits(rows, self._fused_draw).choose(draws))
-        return self._last
+        return self._last.wait
 
     def compute(self, batch: StepBatch, last: ChosenTokens | None = None) -> torch.Tensor:
         """Run one forward pass. Returns the logits on the device. `last` has the tokens of the step before, where the
@@ -94,23 +93,23 @@ class TorchRunner:
         return rows[upload(batch.sampled_rows, rows.device)]
 
     def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
-        """See `AdapterRunner.read_adapter`."""
+        """See `Runner.read_adapter`."""
         if self._model.adapters is None:
             message = f"LoRA adapter {name} cannot be loaded: this model was started without room for adapters"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_modules")
         return self._model.adapters.read(number, name, folder)
 
     def drop_adapters(self, numbers: Collection[int]) -> Callable[[], None]:
-        """See `AdapterRunner.drop_adapters`."""
+        """See `Runner.drop_adapters`."""
         assert self._model.adapters is not None
         return self._model.adapters.drop(numbers)
 
     def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
-        """See `BlockRunner.read_blocks`."""
+        """See `Runner.read_blocks`."""
         self._cache.read_blocks(blocks, contents)
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
-        """See `BlockRunner.write_blocks`."""
+        """See `Runner.write_blocks`."""
         self._cache.write_blocks(blocks, contents)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from sluice.engine.arrays import IntArray
 from sluice.engine.config import EngineConfig
 from sluice.engine.process.bootstrap import configure_logging
 from sluice.engine.process.process_group import end_with
-from sluice.engine.runners.torch.frames import Loaded, RankTask, unpack, unpack_step
+from sluice.engine.runners.torch.followers import Loaded, RankTask, unpack, unpack_step
 from sluice.engine.runners.torch.parallel import Meeting, Ranks, join
 from sluice.engine.runners.torch.runner import TorchRunner, load_runner
 from sluice.errors import SluiceError

@@ -16,16 +16,16 @@ from openvino import opset13 as ops
 from openvino.opset15 import scatter_nd_update
 
 from sluice.engine.arrays import FloatArray
-from sluice.engine.models.kernels import Choice, ExpertBody, ExpertLinear
+from sluice.engine.models.kernels import Chosen, ExpertBody, ExpertLinear
 from sluice.engine.runners.openvino.graph.nodes import floating, ints32, ints64, largest, num_features, values_of
-from sluice.engine.runners.openvino.weights.named import NamedWeights
+from sluice.engine.runners.openvino.weights.checkpoint import NamedWeights
 
 FEW_EXPERTS = 16
 """Up to this many experts are computed one after the other."""
 
 
 def compute_experts(
-    weights: NamedWeights, x: ov.Node, choice: Choice, name: str, num_experts: int, body: ExpertBody
+    weights: NamedWeights, x: ov.Node, choice: Chosen, name: str, num_experts: int, body: ExpertBody
 ) -> ov.Node:
     """See `Kernels.experts`."""
     compute = _one_after_the_other if num_experts <= FEW_EXPERTS else _all_at_once
@@ -33,7 +33,7 @@ def compute_experts(
 
 
 def _one_after_the_other(
-    weights: NamedWeights, x: ov.Node, choice: Choice, name: str, count: int, body: ExpertBody
+    weights: NamedWeights, x: ov.Node, choice: Chosen, name: str, count: int, body: ExpertBody
 ) -> ov.Node:
     total = ops.broadcast(floating(0), ops.shape_of(x))
     for expert, projections in enumerate(_expert_linears(weights, name, count)):
@@ -62,7 +62,7 @@ def _expert_linears(weights: NamedWeights, name: str, count: int) -> list[Expert
     return [partial(multiply, expert=expert) for expert in range(count)]
 
 
-def _all_at_once(weights: NamedWeights, x: ov.Node, choice: Choice, name: str, count: int, body: ExpertBody) -> ov.Node:
+def _all_at_once(weights: NamedWeights, x: ov.Node, choice: Chosen, name: str, count: int, body: ExpertBody) -> ov.Node:
     size = num_features(x)
     rows = ops.reshape(_in_a_batch(x), ints64([-1, size]), False)
     tiled = ops.reshape(ops.tile(rows, ints64([count, 1])), ints64([count, -1, size]), False)

@@ -3,6 +3,7 @@ OpenVINO's CPU plugin recognizes and fuses: RMS norm, rotation, matmul with bias
 kernel."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -10,28 +11,71 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from sluice.engine.arrays import FloatArray
+from sluice.engine.models.architectures.deepseek import attend_with_all_heads
+from sluice.engine.models.architectures.lfm2 import cache_heads
 from sluice.engine.models.config.decoder_config import DecoderConfig
-from sluice.engine.models.config.rope import Rope
-from sluice.engine.models.convolution import cache_heads
+from sluice.engine.models.config.rope import Rope, inverse_frequencies
 from sluice.engine.models.decoder import attend_rotated
-from sluice.engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
-from sluice.engine.models.latent_attention import attend_with_all_heads
+from sluice.engine.models.kernels import Chosen, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
 from sluice.engine.runners.openvino.graph.adapters import AdapterInputs
 from sluice.engine.runners.openvino.graph.convolution import EarlierToken, convolve, earlier_tokens
 from sluice.engine.runners.openvino.graph.experts import compute_experts, keep_best_groups
 from sluice.engine.runners.openvino.graph.nodes import (
     ACTIVATIONS,
+    TO_THE_END,
     floating,
     ints32,
     ints64,
     num_features,
     part,
+    scaled,
     values_of,
 )
 from sluice.engine.runners.openvino.graph.operations import GraphOperations
 from sluice.engine.runners.openvino.graph.paged_attention import Caches, PagedInputs, capped_attention, paged_attention
-from sluice.engine.runners.openvino.graph.rotation import Rotation, rotate, rotation, uninterleaved
-from sluice.engine.runners.openvino.weights.named import NamedWeights
+from sluice.engine.runners.openvino.weights.checkpoint import NamedWeights
+
+_HEAD_AXIS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines of this step's positions, [num_tokens, 1, 1, rotary_dim]."""
+
+    cos: ov.Node
+    sin: ov.Node
+
+
+def rotation(rope: Rope, head_dim: int, max_model_len: int, positions: ov.Node) -> Rotation:
+    """Compute the rotation of positions [num_tokens, 1, 1, 1] f32. Component i is paired with i + rotary_dim / 2."""
+    frequencies = inverse_frequencies(rope, head_dim, max_model_len).reshape(1, 1, 1, -1)
+    half = ops.multiply(positions, ops.constant(frequencies))
+    angles = ops.concat([half, half], -1)
+    amplitude = rope.amplitude(max_model_len)
+    return Rotation(scaled(ops.cos(angles), amplitude), scaled(ops.sin(angles), amplitude))
+
+
+def rotate(x: ov.Node, rotation: Rotation) -> ov.Node:
+    """Rotate the first components of each head, as many as the rotation has, and keep the others."""
+    rotary_dim = num_features(rotation.cos)
+    if rotary_dim == num_features(x):
+        return _rotate_components(x, rotation, rotary_dim)
+    rotated = _rotate_components(part(x, 0, rotary_dim, _HEAD_AXIS), rotation, rotary_dim)
+    return ops.concat([rotated, part(x, rotary_dim, TO_THE_END, _HEAD_AXIS)], -1)
+
+
+def uninterleaved(x: ov.Node, rotary_dim: int) -> ov.Node:
+    """Reorder the first `rotary_dim` components of each head, even ones first."""
+    order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, num_features(x))]
+    return ops.gather(x, ints64(order), ints64([_HEAD_AXIS]))
+
+
+def _rotate_components(x: ov.Node, rotation: Rotation, rotary_dim: int) -> ov.Node:
+    middle = rotary_dim // 2
+    first, second = part(x, 0, middle, _HEAD_AXIS), part(x, middle, TO_THE_END, _HEAD_AXIS)
+    turned = ops.concat([ops.multiply(second, floating(-1)), first], -1)
+    return ops.add(ops.multiply(x, rotation.cos), ops.multiply(turned, rotation.sin))
+
 
 _COMPONENTS = 3
 """The axis of a head's components: heads are [num_tokens, num_heads, 1, head_dim]."""
@@ -222,7 +266,7 @@ class GraphKernels(GraphOperations):
 
     # -- experts
 
-    def experts(self, x: ov.Node, choice: Choice, name: str, num_experts: int, body: ExpertBody) -> ov.Node:
+    def experts(self, x: ov.Node, choice: Chosen, name: str, num_experts: int, body: ExpertBody) -> ov.Node:
         return compute_experts(self._weights, x, choice, name, num_experts, body)
 
     def keep_best_groups(

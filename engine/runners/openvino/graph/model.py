@@ -1,7 +1,6 @@
 """Builds the OpenVINO model of a checkpoint: the inputs of one step in, logits of the sampled rows out."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import openvino as ov
 from openvino import opset13 as ops
@@ -14,8 +13,7 @@ from sluice.engine.models.weights.names import TextModelTensors
 from sluice.engine.runners.openvino.graph.adapters import AdapterInputs, named_parameter
 from sluice.engine.runners.openvino.graph.kernels import GraphKernels
 from sluice.engine.runners.openvino.graph.paged_attention import PagedInputs
-from sluice.engine.runners.openvino.weights.checkpoint import CheckpointWeights
-from sluice.engine.runners.openvino.weights.named import NamedWeights
+from sluice.engine.runners.openvino.weights.checkpoint import CheckpointWeights, NamedWeights
 
 STEP_INPUTS = (
     "token_ids",
@@ -31,20 +29,14 @@ MAX_CONTEXT_LEN = "max_context_len"
 _KEY_CACHE, _VALUE_CACHE = "key_cache.", "value_cache."
 
 
-class Weights(Protocol):
-    """The memory that a graph's constants point into. It must live as long as the compiled model."""
-
-    def release_pages(self) -> None:
-        """Release resident pages to the system. If they are accessed again, they are read from their file."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Decoder:
     """A paged-attention graph with the inputs and the output of `build_model`, and its limits."""
 
     model: ov.Model
-    weights: Weights
+    weights: CheckpointWeights | None
+    """The memory that the graph's constants point into; it must live as long as the compiled model. None where OpenVINO
+    maps it itself."""
     model_type: str
     vocab_size: int
     eos_token_ids: tuple[int, ...]

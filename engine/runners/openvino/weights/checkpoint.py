@@ -1,6 +1,8 @@
-"""A checkpoint's weights as OpenVINO constants, without a copy and without torch."""
+"""A checkpoint's weights as OpenVINO constants, under its own names or those of a plain text model, without a copy and
+without torch."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import openvino as ov
@@ -10,9 +12,9 @@ from openvino.op import Constant
 from sluice.engine.models.weights.assembled import AssembledTensor, Weight, assemble, stored_tensors
 from sluice.engine.models.weights.files import NONE, map_files, stored_quantization, weight_files
 from sluice.engine.models.weights.mapped import StoredTensor
+from sluice.engine.models.weights.names import TextModelTensors
 from sluice.engine.runners.openvino.graph.nodes import ints64, part
-from sluice.engine.runners.openvino.weights.compression import CompressedTensor, pair_up
-from sluice.engine.runners.openvino.weights.shared import FLOAT_TYPES, stored_tensor
+from sluice.engine.runners.openvino.weights.compression import OPENVINO_TYPES, CompressedTensor, pair_up, stored_tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 
@@ -77,13 +79,13 @@ class CheckpointWeights:
 
 
 def _plain(name: str, stored: StoredTensor) -> ov.Node:
-    if stored.dtype not in FLOAT_TYPES:
+    if stored.dtype not in OPENVINO_TYPES:
         raise SluiceError(
             ErrorCode.UNIMPLEMENTED,
-            f"tensor {name!r} is stored as {stored.dtype}; supported: {', '.join(FLOAT_TYPES)}",
+            f"tensor {name!r} is stored as {stored.dtype}; supported: {', '.join(OPENVINO_TYPES)}",
             param="model_path",
         )
-    constant = Constant(stored_tensor(stored, FLOAT_TYPES[stored.dtype], stored.shape), shared_memory=True)
+    constant = Constant(stored_tensor(stored, OPENVINO_TYPES[stored.dtype], stored.shape), shared_memory=True)
     constant.set_friendly_name(name)
     if stored.dtype == "F32":
         return constant
@@ -103,3 +105,19 @@ def _expression(name: str, assembled: AssembledTensor) -> ov.Node:
     whole = ops.transpose(wholes[0], ints64(order)) if assembled.is_transposed else wholes[0]
     matrices = part(whole, *assembled.rows, rank - 2)
     return ops.reshape(matrices, ints64(assembled.shape), False)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedWeights:
+    """Constants by plain names."""
+
+    checkpoint: CheckpointWeights
+    names: TextModelTensors
+
+    def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
+        """See `CheckpointWeights.constant`."""
+        return self.checkpoint.constant(self.names.use(name), shape)
+
+    def matrices(self, name: str, shape: tuple[int, ...]) -> list[ov.Node]:
+        """See `CheckpointWeights.matrices`."""
+        return self.checkpoint.matrices(self.names.use(name), shape)
