@@ -32,7 +32,7 @@ class BatchWriter(ABC, Generic[T]):
         """Write a batch. Called by the thread alone; must not raise."""
 
     def offer(self, item: T, size: int = 1) -> bool:
-        """Have an item of so many units written soon. Returns whether there was room for it."""
+        """Queue an item of so many units to be written soon. Returns whether there was room for it."""
         if self._num_put - self._num_done + size > self._most:
             return False
         self._num_put += size
@@ -61,7 +61,7 @@ class BatchWriter(ABC, Generic[T]):
             self._num_done += size
 
     async def close(self) -> None:
-        """Write what waits, for a short time, and end the thread."""
+        """Flush the queue, for a short time, and end the thread."""
         self._hand_over()
         self._batches.put(None)
         thread, self._thread = self._thread, None

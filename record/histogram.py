@@ -7,6 +7,7 @@ buckets.
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from operator import add
+from time import time
 from typing import NamedTuple
 
 
@@ -37,10 +38,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def add_traced(self, value: float, labels: dict[str, str], at: float) -> None:
-        """Count a value of a traced request."""
+    def add_traced(self, value: float, labels: dict[str, str] | None, at: float = 0.0) -> None:
+        """Count a value of a request; `labels` name its trace, None where nobody keeps one. `at` 0 is now."""
         self.add(value)
-        self.exemplars[bisect_left(self.bounds, value)] = TracedValue(labels, value, at)
+        if labels is not None:
+            self.exemplars[bisect_left(self.bounds, value)] = TracedValue(labels, value, at or time())
 
     def merged(self, others: Iterable["Histogram"]) -> "Histogram":
         """Return the counts of this and of others with the same bounds, with the latest exemplar of each bucket."""

@@ -44,7 +44,8 @@ class _Described(Resource):
 
 
 class ExportSettings(NamedTuple):
-    """How spans are sent: most that wait, most in a request, and the seconds that fewer wait for more."""
+    """Limits of the sender of spans: the most that wait, the most in a request, and the seconds that fewer wait for
+    more."""
 
     max_queue_spans: int = 2048
     max_batch_spans: int = 512
@@ -65,8 +66,8 @@ def make_exporter(endpoint: str) -> SpanExporter:
 
 
 def make_resource(attributes: Mapping[str, str] | None = None) -> Resource:
-    """Return what describes this server: our defaults, then OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, then
-    `attributes`."""
+    """Return the resource attributes of this server: our defaults, then OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES,
+    then `attributes`."""
     own = Resource({"service.name": "sluice", "service.version": __version__})
     return _Described(own.merge(OTELResourceDetector().detect()).merge(Resource(dict(attributes or {}))))
 

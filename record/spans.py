@@ -5,6 +5,7 @@ records. What becomes of a finished recording is the matter of who began it: Ope
 """
 
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -81,7 +82,7 @@ class Span:
         return self.recording.add(Span(self.recording, name, self, attributes or {}, started_ns))
 
     def note(self, event: str, attributes: Attributes | None = None, at_ns: int = 0) -> None:
-        """Note that something happened, by default now."""
+        """Record an event, by default now."""
         self.events.append(SpanEvent(event, at_ns or perf_counter_ns(), attributes or {}))
 
     def end(self, at_ns: int = 0) -> None:
@@ -136,13 +137,13 @@ class Recording:
         self.is_sampled = is_sampled
         self.is_exported = is_exported
         self.epoch_ns = time_ns() - perf_counter_ns()
-        """What added to the times of its spans makes them nanoseconds since 1970."""
+        """Nanoseconds that, added to the times of its spans, make them nanoseconds since 1970."""
         self.num_dropped = 0
         """Spans that were not kept."""
         self.model = ""
         """The language model that it is for; "" for none."""
         self.owner: object = None
-        """Who sent the request; None where nobody is asked."""
+        """The sender of the request; None where nobody is asked."""
         self.on_generation: Callable[[Recording], None] | None = None
         """Called when a language model begins to work for it."""
         self._num_open = 1
@@ -168,6 +169,31 @@ class Recording:
     @property
     def is_complete(self) -> bool:
         return self._num_open == 0
+
+
+class TimelineRing:
+    """The recordings of the last requests that made a language model generate. Belongs to the event loop."""
+
+    def __init__(self, size: int) -> None:
+        """`size` is how many are kept. A request id that comes again replaces the request before."""
+        self._size = size
+        self._recordings: OrderedDict[str, Recording] = OrderedDict()
+
+    def keep(self, recording: Recording) -> None:
+        """Keep a recording, in the place of the oldest. It need not be complete. Idempotent."""
+        kept = self._recordings
+        kept.pop(recording.request_id, None)
+        kept[recording.request_id] = recording
+        if len(kept) > self._size:
+            kept.popitem(last=False)
+
+    def find(self, request_id: str) -> Recording | None:
+        """Return a request's recording; None where there is none."""
+        return self._recordings.get(request_id)
+
+    def recordings(self) -> list[Recording]:
+        """Return the recordings, the oldest first."""
+        return list(self._recordings.values())
 
 
 current_span: ContextVar[Span | None] = ContextVar("current_span", default=None)

@@ -1,11 +1,11 @@
 """Timelines: the last requests to language models, each with where its time went."""
 
-from collections import OrderedDict
-from typing import NamedTuple, Protocol
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 import msgspec
 
-from sluice.record.spans import Attributes, Recording, Span
+from sluice.record.spans import Attributes, Recording, Span, TimelineRing
 
 RECEIVED = "received"
 """The event of a root when its whole body has come."""
@@ -13,7 +13,7 @@ _NS_PER_MS = 1_000_000
 
 
 class TimelineOwner(NamedTuple):
-    """Who sent a request: the id and the name of the key."""
+    """The sender of a request: the id and the name of the key."""
 
     key_id: str
     name: str
@@ -43,7 +43,7 @@ class TimelineSpan(msgspec.Struct, frozen=True):
 
 
 class Timeline(msgspec.Struct, frozen=True):
-    """Where the time of one request went. Times are milliseconds since its arrival."""
+    """The phases of one request. Times are milliseconds since its arrival."""
 
     id: str
     model: str
@@ -54,9 +54,9 @@ class Timeline(msgspec.Struct, frozen=True):
     time_to_first_token_ms: float | None
     trace_id: str
     totals_ms: dict[str, float]
-    """By name of its spans: the sum of their times."""
+    """The sum of its spans' times, by their name."""
     spans: list[TimelineSpan]
-    """By start; the first is the request itself."""
+    """Its spans by their start; the first is the request itself."""
     num_dropped_spans: int
     object: str = "request.timeline"
 
@@ -72,17 +72,15 @@ class TimelineSummary(msgspec.Struct, frozen=True):
     time_to_first_token_ms: float | None
 
 
-class TimelinesElsewhere(Protocol):
-    """The timelines of the server's other processes."""
-
-    async def find_timelines(self, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
-        """Return those of a request id, or all for "", as far as the processes answer in time."""
+FindTimelines = Callable[[str, TimelineOwner | None], Awaitable[list[Timeline]]]
+"""Returns the timelines of a request id, or all for "", of the server's other processes, as far as they answer in
+time."""
 
 
 class Timelines:
     """The timelines of all processes of a server. Belongs to the event loop."""
 
-    def __init__(self, ring: "TimelineRing | None", elsewhere: TimelinesElsewhere | None = None) -> None:
+    def __init__(self, ring: TimelineRing | None, elsewhere: FindTimelines | None = None) -> None:
         """`ring` None: none are kept. `elsewhere` None: the server has one process."""
         self.ring = ring
         self._elsewhere = elsewhere
@@ -91,40 +89,15 @@ class Timelines:
         """Return the timelines of a request id, or all for "", that `owner` may see; None sees all."""
         found = self.find_here(request_id, owner)
         if self._elsewhere is not None:
-            found += await self._elsewhere.find_timelines(request_id, owner)
+            found += await self._elsewhere(request_id, owner)
         return found
 
     def find_here(self, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
-        """Return those of this process."""
+        """Return the timelines of this process."""
         if self.ring is None:
             return []
         recordings = self.ring.recordings() if not request_id else [self.ring.find(request_id)]
         return [describe(each) for each in recordings if each is not None and owner in (None, each.owner)]
-
-
-class TimelineRing:
-    """The recordings of the last requests that made a language model generate. Belongs to the event loop."""
-
-    def __init__(self, size: int) -> None:
-        """`size` is how many are kept. A request id that comes again replaces the request before."""
-        self._size = size
-        self._recordings: OrderedDict[str, Recording] = OrderedDict()
-
-    def keep(self, recording: Recording) -> None:
-        """Keep a recording, in the place of the oldest. It need not be complete. Idempotent."""
-        kept = self._recordings
-        kept.pop(recording.request_id, None)
-        kept[recording.request_id] = recording
-        if len(kept) > self._size:
-            kept.popitem(last=False)
-
-    def find(self, request_id: str) -> Recording | None:
-        """Return a request's recording; None where there is none."""
-        return self._recordings.get(request_id)
-
-    def recordings(self) -> list[Recording]:
-        """Return the recordings, the oldest first."""
-        return list(self._recordings.values())
 
 
 def describe(recording: Recording) -> Timeline:

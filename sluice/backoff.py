@@ -12,7 +12,7 @@ STABLE_S = 60.0
 
 
 class RestartBudget:
-    """Counts futile starts, sets the delay before the next one, and says when to give up.
+    """Counts futile starts, sets the delay before the next one, and decides when to give up.
 
     It reads no clock and starts nothing; a supervisor acts on it.
     """

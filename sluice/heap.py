@@ -19,7 +19,7 @@ look at each of them many times, and nearly all are freed without it."""
 
 
 def settle_objects() -> None:
-    """Have the garbage collector leave alone what there is now: the objects of a start stay."""
+    """Freeze the current objects: the garbage collector skips those of the start, which stay."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_COLLECTED_AFTER)

@@ -1,12 +1,30 @@
-"""Lines of the log, as text and as JSON objects, for the gateway's process and the engines'."""
+"""Lines of the log, as text and as JSON objects, for the gateway's process and the engines'. Secrets are taken out."""
 
 import json
 import logging
+import re
 import textwrap
 import time
 from types import TracebackType
 
-from sluice.redaction import redact
+HIDDEN = "[redacted]"
+_NAMES = "(?:api[_-]?key|x-api-key|password|passwd|secret|access[_-]?token|auth[_-]?token)"
+_SECRETS = (
+    # A key of ours keeps its public id, by which `sluice keys list` finds it.
+    (re.compile(r"\b(sk-sluice-[0-9a-f]{12}-)[\w-]{8,}"), rf"\1{HIDDEN}"),
+    (re.compile(r"\b(sk-|hf_|nvapi-|ghp_|xox[bp]-)(?!sluice-)[\w-]{16,}"), rf"\1{HIDDEN}"),
+    (re.compile(r"\b(bearer|basic)(\s+)[\w.~+/=-]{8,}", re.IGNORECASE), rf"\1\2{HIDDEN}"),
+    (re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s/@]+(?=@)", re.IGNORECASE), rf"\1{HIDDEN}"),
+    (re.compile(rf"\b({_NAMES}[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&)}}]{{4,}}", re.IGNORECASE), rf"\1{HIDDEN}"),
+)
+
+
+def redact(text: str) -> str:
+    """Return the text without what looks like a secret."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
 
 JSON = "json"
 _ESCAPED = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
@@ -31,7 +49,7 @@ class JsonFormatter(logging.Formatter):
     exception with the traceback where there is one."""
 
     def __init__(self, request_id: str | None = None) -> None:
-        """Take what stands as `request_id` in records that have none of their own."""
+        """Set the `request_id` of records that have none of their own."""
         super().__init__()
         self._request_id = request_id
 

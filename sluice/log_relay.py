@@ -27,7 +27,7 @@ class LineCollector(logging.Handler):
 
 
 class ProcessLog(NamedTuple):
-    """How a process that this one starts is to log: from which level up, in which format, and to whom besides."""
+    """The logging of a child process: its lowest level, its format, and a further receiver."""
 
     level: str
     is_json: bool
@@ -35,7 +35,7 @@ class ProcessLog(NamedTuple):
 
     @classmethod
     def as_here(cls) -> "ProcessLog":
-        """Return what this process logs, and where it collects lines."""
+        """Return the logging of this process, and its collector of lines."""
         return cls(logging.getLevelName(logging.root.level), is_logging_json(), collecting_socket())
 
     def to_argument(self) -> str:
@@ -44,7 +44,7 @@ class ProcessLog(NamedTuple):
 
     @classmethod
     def from_argument(cls, text: str) -> "ProcessLog":
-        """Return what `to_argument` has written."""
+        """Parse the argument that `to_argument` wrote."""
         level, log_format, socket_name = text.split(",", 2)
         return cls(level, log_format == JSON, socket_name.replace("@", "\0"))
 

@@ -14,7 +14,7 @@ WINDOW_S = 10.0
 MOST = 5
 """Equal lines that pass within a window."""
 MAX_KNOWN = 1000
-"""Most lines that are told apart at a time."""
+"""Most different lines that are tracked at a time."""
 _Key = tuple[str, int, str, str]
 
 
@@ -37,7 +37,7 @@ class RepeatLimiter:
         self._find_request = find_request
         self._lock = Lock()
         self._known: dict[_Key, _Known] = {}
-        """By the time at which they came first."""
+        """Repeated lines by the time of their first."""
 
     def take(self, record: logging.LogRecord) -> list[logging.LogRecord]:
         """Return the records to be written now: first those that say how often others were repeated."""
@@ -55,7 +55,7 @@ class RepeatLimiter:
             return due
 
     def take_rest(self) -> list[logging.LogRecord]:
-        """Return what is still to be said about repeats, at the end of a log."""
+        """Return the pending reports of repeats, at the end of a log."""
         with self._lock:
             return list(self._end_windows(float("inf")))
 
@@ -92,7 +92,7 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
         return passes
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say once that lines cannot be written, in place of a traceback for each of them."""
+        """Report once that lines cannot be written, instead of a traceback for each of them."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):  # a line that cannot be formatted is a fault of ours
             super().handleError(record)

@@ -1,4 +1,4 @@
-"""Reads what the machine has: NVIDIA GPUs, cores, and the memory that this process may still take."""
+"""Reads the machine's resources: NVIDIA GPUs, cores, and the memory that this process may still take."""
 
 import os
 import re
@@ -14,8 +14,8 @@ _KIB = 1024
 
 
 def num_gpus(devices: Path = _DEVICES) -> int:
-    """Return how many NVIDIA GPUs the driver shows as device files, or the fewer that CUDA_VISIBLE_DEVICES leaves
-    visible. A library may be able to use fewer of them."""
+    """Return the number of NVIDIA GPUs that the driver shows as device files, or the fewer that CUDA_VISIBLE_DEVICES
+    leaves visible. A library may be able to use fewer of them."""
     return len(visible_gpus(devices))
 
 
@@ -43,7 +43,7 @@ class _MemoryController:
 
 
 _CGROUP = "sys/fs/cgroup"
-"""Where the second version of control groups is mounted, and in it the controllers of the first."""
+"""The mount point of control groups of version 2, and in it the controllers of version 1."""
 _V2 = _MemoryController("memory.max", "memory.current", ("active_file", "inactive_file"))
 _V1 = _MemoryController(
     "memory.limit_in_bytes",
@@ -61,8 +61,9 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def num_cores(root: Path = Path("/")) -> int:
-    """Return how many cores this process may keep busy: those that it may run on, or fewer where a control group gives
-    it less time, as a container's CPU limit does. Threads beyond that are stopped for the rest of each period."""
+    """Return the number of cores that this process may keep busy: those that it may run on, or fewer where a control
+    group gives it less time, as a container's CPU limit does. Threads beyond that are stopped for the rest of each
+    period."""
     allowed = len(os.sched_getaffinity(0))
     return max(1, min([allowed, *(ceil(each) for each in _core_quotas(root))]))
 

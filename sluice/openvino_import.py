@@ -11,8 +11,8 @@ _CONVERTER = "openvino.tools.ovc"
 
 
 def defer_converter() -> None:
-    """Let the first `import openvino` of this process leave its converter out. `openvino.convert_model` imports it when
-    it is called. Nothing changes where OpenVINO has been imported already."""
+    """Make the first `import openvino` of this process leave its converter out. `openvino.convert_model` imports it
+    when it is called. Nothing changes where OpenVINO has been imported already."""
     if "openvino" not in sys.modules and _CONVERTER not in sys.modules:
         sys.modules[_CONVERTER] = deferred = ModuleType(_CONVERTER)
         deferred.__dict__["convert_model"] = _convert_model

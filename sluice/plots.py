@@ -2,7 +2,7 @@
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _WIDTH, _HEIGHT, _MARGIN = 640, 240, 48
@@ -19,7 +19,7 @@ th:first-child, td:first-child { text-align: left; } code { overflow-wrap: anywh
 
 
 class Line(NamedTuple):
-    """One line of a plot."""
+    """A line of a plot."""
 
     label: str
     color: str
@@ -55,9 +55,11 @@ def render_report(title: str, lines: Sequence[str], tables: Sequence[str], plots
 """
 
 
-def table_row(name: str, value: str) -> str:
-    """Return a row of a table: a name and its value, escaped."""
-    return f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
+def html_table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """Return a table of texts, which are escaped."""
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in head)
+    cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
+    return f"<table>{heads and f'<tr>{heads}</tr>'}{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
 
 
 def line_plot(title: str, lines: Sequence[Line], unit: str) -> str:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 NICENESS = 5
-"""By how much what computes is nicer than the gateway. Beside a thread of the gateway it gets a quarter of a core."""
+"""Niceness of computing threads above the gateway's. Such a thread gets a quarter of a core beside the gateway's."""
 _MAX_NICENESS = 19
 
 

@@ -35,7 +35,7 @@ class _RunFolder:
         self.path, self._lock = _make_locked(parent)
 
     def is_usable(self) -> bool:
-        """Whether it is this process's, not that of the one it was forked from, and nobody has deleted it."""
+        """Return whether the folder exists and belongs to this process, not to the one that it was forked from."""
         return self._pid == os.getpid() and self.path.is_dir()
 
     def make(self, kind: str) -> Path:
@@ -63,7 +63,7 @@ def _make_locked(parent: Path) -> tuple[Path, int]:
 
 _guard = threading.Lock()
 _folders: dict[Path, _RunFolder] = {}
-"""By folder for temporary files, which tests change. Changed under `_guard`."""
+"""Run folders by the folder for temporary files, which tests change. Changed under `_guard`."""
 
 
 def make_folder(kind: str) -> Path:

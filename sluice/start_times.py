@@ -1,4 +1,4 @@
-"""Where the time of a process's start goes: marks on the way, and a line for each with the time before it."""
+"""Measures a process's start: marks on the way, and a line for each with the time before it."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _START_TIME_FIELD = 22
-"""In /proc/self/stat, from 1 on: when the process began, in clock ticks since the machine did (proc(5))."""
+"""The field of /proc/self/stat, from 1 on, with the process's start in clock ticks since the boot (proc(5))."""
 
 
 class StartTimes:
@@ -16,7 +16,7 @@ class StartTimes:
         self._marks = [("", _process_start())]
 
     def mark(self, what: str) -> None:
-        """Note that `what` is done now."""
+        """Record that `what` is done now."""
         self._marks.append((what, time.monotonic()))
 
     def lines(self) -> list[str]:
@@ -29,7 +29,7 @@ class StartTimes:
 
 
 def _process_start() -> float:
-    """Return when the process began, by `time.monotonic`; now where the system does not say."""
+    """Return the start of the process by `time.monotonic`; now if the system does not tell."""
     now = time.monotonic()
     with suppress(OSError, ValueError, IndexError, AttributeError):
         text = Path("/proc/self/stat").read_text()

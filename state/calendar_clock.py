@@ -6,7 +6,7 @@ from time import monotonic, time
 DRIFT_S = 2.0
 """The largest correction of a machine's clock between two looks that is believed at once."""
 LASTING_S = 600.0
-"""How long the machine's clock must stand elsewhere until it is believed."""
+"""Seconds for which the machine's clock must be elsewhere until it is believed."""
 
 
 class CalendarClock:
@@ -23,7 +23,7 @@ class CalendarClock:
         self._clock = clock
         self._offset_s = wall_clock() - clock()
         self._jumped_at: float | None = None
-        """When the machine's clock was first seen elsewhere, by `clock`."""
+        """The time, by `clock`, at which the machine's clock was first seen elsewhere."""
 
     def __call__(self) -> float:
         now = self._clock()

@@ -102,7 +102,7 @@ class FileConnections:
         self._use = StoreUse(self._attempt)
 
     def problem(self) -> str:
-        """Return why the file could not be used the last time; "" where it could."""
+        """Return the error of the file's last use; "" if there was none."""
         return self._use.problem()
 
     async def _attempt(self) -> None:
@@ -201,7 +201,7 @@ def _configure(connection: apsw.Connection, limits: FileLimits) -> None:
 
 
 def _write_ahead(connection: apsw.Connection, patience_s: float) -> None:
-    """Let the file have a write-ahead log. SQLite does not wait where several connections change a new file to that at
+    """Switch the file to a write-ahead log. SQLite does not wait where several connections change a new file to that at
     once, because each would wait for the others; so this tries again."""
     give_up_at = monotonic() + patience_s
     while True:
@@ -237,7 +237,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 class _ConnectionThreads:
-    """A few threads that share at most as many connections."""
+    """A pool of threads that share at most as many connections."""
 
     def __init__(self, num_threads: int, connect: Callable[[], _FileConnection]) -> None:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="sluice-sqlite")

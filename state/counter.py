@@ -135,7 +135,7 @@ class RedisCounter:
         self._prefix = prefix
         self._clock = clock
         self._ahead_ms = (time() - monotonic()) * 1000
-        """How far Redis' clock is ahead of the monotonic one here."""
+        """Milliseconds by which Redis' clock is ahead of the monotonic one here."""
         self._batcher: CommandBatcher[bytes, Counted | None] = CommandBatcher(
             self._send, None, outage, max_wait_s=timeout_s, width=_WIDTH
         )
@@ -153,7 +153,7 @@ class RedisCounter:
         return self._change("settle", holder, taken_at, parts)
 
     def add(self, parts: Sequence[LevelChange]) -> "asyncio.Future[Counted | None]":
-        """Add amounts that nobody holds. Levels that leak rise no higher than their most."""
+        """Add amounts without a holder. Leaking levels rise no higher than their bound."""
         return self._change("add", "", 0, parts)
 
     def _change(
@@ -181,7 +181,7 @@ class RedisCounter:
         await self._client.script_load(_SCRIPT)
 
     async def beat(self, holder: str, lifetime_ms: int) -> int:
-        """Say that a holder lives, and give back what those hold that have not said so for a lifetime. Return how many
+        """Renew a holder's lease, and release the levels of holders whose lease has expired. Return the number that
         live."""
         return int(await self._run("beat", holder, lifetime_ms))
 

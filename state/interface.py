@@ -32,11 +32,11 @@ class Put(NamedTuple):
     version: int | None = None
     """The version that it must have, ABSENT where it must not be there; None for any."""
     ttl_s: float | None = None
-    """How long it is kept; None for ever."""
+    """Seconds for which it is kept; None for ever."""
 
 
 class RedisLayout(NamedTuple):
-    """How a store is kept in Redis."""
+    """The layout of a store in Redis."""
 
     prefix: str
     """Begins all names."""
@@ -70,7 +70,7 @@ class Store(Protocol):
         ...
 
     def problem(self) -> str:
-        """Return why the store could not be used the last time; "" where it could."""
+        """Return the error of the store's last use; "" if there was none."""
         ...
 
     async def close(self) -> None: ...

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 PIECE_OVERHEAD_BYTES = 64
-"""What a piece takes beside its bytes, in this process."""
+"""Memory of a piece in this process, besides its bytes."""
 _PIECES_AT_ONCE = 256
 """Most pieces that a follower gets in one turn: one that comes back to a long stream must not hold up the others."""
 _KEPT_PART = 7 / 8
-"""How much of a log that is full is kept, so that it is not cut at each event."""
+"""Share of a full log that is kept, so that it is not cut at each event."""
 
 
 class EventLog:
@@ -31,12 +31,12 @@ class EventLog:
         self.max_bytes = max_bytes
         self._count_bytes = count_bytes
         self.takeovers: list[int] = []
-        """How many pieces there were each time that another gateway took the answer over."""
+        """The number of pieces at each takeover by another gateway."""
         self._changed: asyncio.Event | None = None
         """Set at the next change; None where nobody waits for it."""
 
     def __len__(self) -> int:
-        """Return how many pieces there were, with those that are not kept any more."""
+        """Return the number of all pieces, those no longer kept included."""
         return self.first + len(self._pieces)
 
     def append(self, pieces: Sequence[bytes]) -> None:
@@ -63,7 +63,7 @@ class EventLog:
         self._wake()
 
     def end(self) -> None:
-        """Let those who follow go: no more pieces come."""
+        """Release the followers: no more pieces come."""
         self.has_ended = True
         self._wake()
 

@@ -1,4 +1,4 @@
-"""When a store cannot be used: what is logged, how long it counts as away, and when it is tried again."""
+"""Outages of a store: what is logged, how long the store counts as away, and when it is tried again."""
 
 import asyncio
 import logging
@@ -14,15 +14,14 @@ _RETRIAL_S = 2.0
 """Least time between trials of a store that could not be used."""
 
 
-def reason_of(error: BaseException) -> str:
+def reason_of(error: BaseException | str) -> str:
     """Return an error as the end of a sentence, in one line."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def unavailable(name: str, error: BaseException | str) -> SluiceError:
     """Return the error for a store that cannot be used now."""
-    reason = error if isinstance(error, str) else reason_of(error)
-    return SluiceError(ErrorCode.UNAVAILABLE, f"{name} cannot be used: {reason}")
+    return SluiceError(ErrorCode.UNAVAILABLE, f"{name} cannot be used: {reason_of(error)}")
 
 
 class Outage:
@@ -68,7 +67,7 @@ class Outage:
             log.warning("%s: %s", self.away, reason_of(error))
 
     def end(self) -> None:
-        """Note that the store has answered a trial."""
+        """Record that the store has answered a trial."""
         if self._is_reported:
             log.warning("%s", self._back)
         self._num_failures, self._is_reported = 0, False
@@ -77,6 +76,13 @@ class Outage:
     def close(self) -> None:
         """Send nothing more: the store counts as away."""
         self._has_begun.set()
+
+
+def heed_cancellation() -> None:
+    """End this task if it is to end: Redis' client may take a cancellation that comes with an answer for the answer."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def keep_trying(
@@ -96,13 +102,14 @@ async def keep_trying(
             outage.failed(error)
         else:
             outage.end()
+        heed_cancellation()
         if outage.is_up and beat_s is None:
             await outage.begin()
         await asyncio.sleep(beat_s if beat_s is not None and outage.is_up else retry_s)
 
 
 class StoreUse:
-    """Notes what became of the last uses of a store, for the probes of a server. Event loop only.
+    """Records the outcome of the last uses of a store, for the probes of a server. Event loop only.
 
     A store that could not be used is tried again when somebody asks for its problem: without requests nobody else would
     find that it is back.
@@ -131,7 +138,7 @@ class StoreUse:
             log.log(min(self._level, logging.INFO), "a store can be used again: it was not, since %s", way)
 
     def problem(self) -> str:
-        """Return why the store could not be used the last time; "" where it could."""
+        """Return the error of the store's last use; "" if there was none."""
         is_due = monotonic() >= self._tried_at + _RETRIAL_S
         if self._problems and is_due and (self._trial is None or self._trial.done()):
             self._trial = asyncio.create_task(self._try(), name="store-trial")

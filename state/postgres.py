@@ -131,7 +131,7 @@ class PostgresSession:
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncGenerator[None, None]:
-        """Let all statements within see one state of the database."""
+        """Run all statements within on one snapshot of the database."""
         async with self.transaction(_SNAPSHOT):
             yield
 

@@ -9,12 +9,17 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-
+from sluice.errors import ErrorCode, SluiceError
 from sluice.state.outage import Outage, unavailable
+
+try:
+    from redis.asyncio import BlockingConnectionPool, Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import RedisError
+except ImportError as _error:
+    _TEXT = f"a Redis URL needs the package redis, which is not installed ({_error}): pip install 'sluice[redis]'"
+    raise SluiceError(ErrorCode.UNIMPLEMENTED, _TEXT) from None
 
 FAILURES = (RedisError, OSError, TimeoutError)
 """Exceptions of commands where Redis is away, slow, or refuses them."""
@@ -59,13 +64,6 @@ def translated_errors(name: str) -> Iterator[None]:
         yield
     except FAILURES as error:
         raise unavailable(name, error) from error
-
-
-def heed_cancellation() -> None:
-    """End this task if it is to end: Redis' client may take a cancellation that comes with an answer for the answer."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 class _Waiting(NamedTuple, Generic[Item, Answer]):
@@ -154,11 +152,10 @@ class CommandBatcher(Generic[Item, Answer]):
 
     async def close(self) -> None:
         """Answer everything that waits or is in flight with `nothing`. Close the availability first."""
-        senders = list(self._senders)
-        for sender in senders:
+        for sender in self._senders:
             sender.cancel()
-        if senders:
-            await asyncio.wait(senders)
+        if self._senders:
+            await asyncio.wait(self._senders)
         self._next_batch()
 
 

@@ -97,7 +97,7 @@ T = TypeVar("T")
 
 
 class Append(IntEnum):
-    """What has become of items that were to be appended."""
+    """The outcome of an append."""
 
     DONE = 1
     ANOTHERS = 0
@@ -118,7 +118,7 @@ class LogBatch(NamedTuple):
 
 
 class LogState(NamedTuple):
-    """Who writes a log, whether that one lives, and whether the log has ended and was cancelled."""
+    """The state of a log: its writer, whether the writer is alive, and whether the log has ended or was cancelled."""
 
     writer: str
     is_alive: bool
@@ -144,7 +144,7 @@ class RedisLogs:
     # --- writers ---
 
     async def renew(self, lease_ms: int) -> None:
-        """Say that this process lives: for so long nobody takes its logs."""
+        """Renew this process's lease: until it expires nobody takes over its logs."""
         await self._client.set(f"{self._prefix}gateway:{self._name}", 1, px=lease_ms)
 
     async def leave(self) -> None:
@@ -177,7 +177,7 @@ class RedisLogs:
     # --- readers ---
 
     async def origin(self, log_id: str) -> bytes | None:
-        """Return what a log began with; None where there is none."""
+        """Return the head of a log; None if there is no log."""
         return cast(bytes | None, await self._client.hget(f"{self._prefix}{log_id}:head", "origin"))
 
     async def read(self, starts: Sequence[tuple[str, int]]) -> list[list[bytes]]:
@@ -202,7 +202,7 @@ class RedisLogs:
         return [LogState(each[0].decode(), *map(bool, each[1:])) if each else None for each in found]
 
     async def are_read(self, log_ids: Sequence[str]) -> list[bool]:
-        """Return which logs are marked as read."""
+        """Return the logs that are marked as read."""
         found = []
         for some in _in_parts(log_ids):
             found += await self._client.mget([f"{self._prefix}{each}:reader" for each in some])

@@ -59,6 +59,7 @@ class StoreInRedis:
         self._upgrade = layout.upgrade
         self._client = connect(url, layout.timeout_s)
         self._use = StoreUse(self._attempt, is_logged=layout.is_logged)
+        self.problem = self._use.problem
         self._put = self._client.register_script(_PUT)
         self._scan = self._client.register_script(_SCAN)
 
@@ -87,9 +88,6 @@ class StoreInRedis:
     async def delete(self, key: Key) -> bool:
         async with self._using("write"):
             return await self._delete(key) > 0
-
-    def problem(self) -> str:
-        return self._use.problem()
 
     async def close(self) -> None:
         self._use.close()

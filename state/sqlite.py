@@ -43,7 +43,7 @@ RECORDS = """
 
 
 class FileLayout(NamedTuple):
-    """How a store is kept in a file."""
+    """The layout of a store in a file."""
 
     name: str
     """Names the store in errors; {} stands for its path."""
@@ -69,6 +69,7 @@ class StoreInFile:
         self._clock = clock
         self._connections = FileConnections(path.absolute(), layout.name.format(path), layout.schema, layout.limits)
         self._connections.start()
+        self.problem, self.close = self._connections.problem, self._connections.close
 
     async def get(self, key: Key) -> Record | None:
         return await self._connections.read(_get, key, self._clock())
@@ -81,12 +82,6 @@ class StoreInFile:
 
     async def delete(self, key: Key) -> bool:
         return await self._connections.write(_delete, key, self._clock())
-
-    def problem(self) -> str:
-        return self._connections.problem()
-
-    async def close(self) -> None:
-        await self._connections.close()
 
 
 def _get(connection: apsw.Connection, key: Key, now: float) -> Record | None:
@@ -125,8 +120,7 @@ def _put(connection: apsw.Connection, puts: tuple[Put, ...], now: float, bounds:
 
 
 def _delete(connection: apsw.Connection, key: Key, now: float) -> bool:
-    query = "DELETE FROM records WHERE owner = ? AND id = ? RETURNING expires_s"
-    row = query_row(connection, query, key)
+    row = query_row(connection, "DELETE FROM records WHERE owner = ? AND id = ? RETURNING expires_s", key)
     return row is not None and row[0] > now
 
 
