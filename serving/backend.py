@@ -63,6 +63,12 @@ class Backend(ABC):
     """Backends try to recognise a folder in ascending order, and by name where two are equal."""
     supported_fields: frozenset[str] = frozenset()
     """Fields of config.pbtxt that only some backends support, this one too: `serving/config/supported_fields.py`."""
+    is_stateless: bool = False
+    """Whether several processes of a server may each load a model: it keeps nothing between requests."""
+    uses_gpus: bool = False
+    """Whether instances without a kind are on a GPU where the machine has one."""
+    finds_models: bool = False
+    """Whether its models find others by names that config.pbtxt does not have as steps."""
     ignored_fields: ClassVar[Mapping[str, str]] = {}
     """Fields that other backends support and this one ignores, by path, each with the reason."""
 

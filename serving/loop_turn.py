@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from time import perf_counter
-from typing import Protocol
 
 TURN_NS = 3_000_000
 """Longest time that runs hold the loop between two looks at its connections. Further ones go to their threads."""
@@ -14,12 +14,14 @@ _IDLE_S = 1.0
 """Time without a run on the loop after which nobody watches for them."""
 
 
-class StoppableRun(Protocol):
+class StoppableRun(ABC):
     """A run that another thread can end early."""
 
-    is_stopped: bool
+    is_stopped: bool = False
 
-    def stop(self) -> None: ...
+    @abstractmethod
+    def stop(self) -> None:
+        """End the run early where the library can; the run then raises or returns. Thread-safe; idempotent."""
 
 
 class LoopTurn:

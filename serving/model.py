@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -16,6 +17,9 @@ from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.request_check import check_request
 from sluice.serving.spec import ModelSource, ModelSpec
 from sluice.serving.statistics import ModelStatistics
+
+T = TypeVar("T")
+ItemT = TypeVar("ItemT", contravariant=True)
 
 MAX_UNREAD = 16_384
 """Most responses that a stream's reader may be behind. One further behind is cancelled: it would fill the memory."""
@@ -232,43 +236,133 @@ async def infer_one(model: Model, request: InferRequest) -> InferResponse:
     return response
 
 
-class ResponseStream:
-    """The responses of one request, as they arrive. The last one is final and may be empty."""
+class ItemConsumer(Protocol[ItemT]):
+    """Takes the items of one outbox, in order, as the consumers of an engine's events take these."""
 
-    def __init__(self, model: Model, request: InferRequest) -> None:
-        """Submit the request. Raises as `Model.submit`."""
-        self._unread: deque[InferResponse] = deque()
+    def take(self, item: ItemT) -> bool:
+        """Take an item. Returns False where `ready` must be awaited before the next one."""
+
+    async def ready(self) -> None:
+        """Wait until the consumer can take the next item."""
+
+
+class Outbox(Generic[T]):
+    """Items for one consumer on the event loop, in order. `pass_to` pushes them, those of a turn of the loop at its
+    end; `wait` pulls them. Those that come while the consumer is not ready are kept."""
+
+    def __init__(self) -> None:
+        self._unread: deque[T] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._job: InferJob | None = None
-        self._is_too_slow = False
-        self._job = model.submit(request, self._receive)
+        self._consumer: ItemConsumer[T] | None = None
+        self._is_ready = True
+        """Whether the consumer can take the next item."""
+        self._is_due = False
+        """Whether the consumer is about to get what has come."""
+        self._has_ended = False
+        self._error: Exception | None = None
 
-    def _receive(self, response: InferResponse) -> None:
-        self._unread.append(response)
-        if len(self._unread) > MAX_UNREAD and self._job is not None:
-            self._is_too_slow = True
-            self._job.cancel()
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def __len__(self) -> int:
+        return len(self._unread)
 
-    def take(self) -> list[InferResponse]:
-        """Return the responses that have arrived and were not taken yet, without waiting."""
+    def put(self, item: T) -> None:
+        self._unread.append(item)
+        self._announce()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Note that nothing follows. `error` is raised to the consumer's task when it has what came before. Idempotent:
+        the first end counts."""
+        if not self._has_ended:
+            self._has_ended, self._error = True, error
+            self._announce()
+
+    def take(self) -> list[T]:
+        """Return what has come and was not taken yet, without waiting."""
         taken = list(self._unread)
         self._unread.clear()
         return taken
 
-    async def wait(self) -> list[InferResponse]:
-        """Wait for at least one response. Not to be called after the final one was taken."""
-        if not self._unread:
-            if self._is_too_slow:
-                raise SluiceError(ErrorCode.OVERLOADED, f"the client fell {MAX_UNREAD} responses behind")
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+    async def wait(self) -> list[T]:
+        """Wait for at least one item. Not to be called after the last one was taken."""
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            await self._wait_for_news()
         return self.take()
+
+    async def pass_to(self, consumer: ItemConsumer[T]) -> None:
+        """Push all items to `consumer`, up to the end. Raises the end's error, and what the consumer raises."""
+        self._consumer = consumer
+        try:
+            while True:
+                self._hand_on()
+                if not self._is_ready:
+                    await consumer.ready()
+                    self._is_ready = True
+                elif not self._has_ended:
+                    await self._wait_for_news()
+                elif not self._unread:
+                    break
+        finally:
+            self._consumer = None
+        if self._error is not None:
+            error, self._error = self._error, None  # its frames hold this object
+            raise error
+
+    def _announce(self) -> None:
+        if self._consumer is None:
+            self._wake()
+        elif self._is_ready and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._hand_on)
+
+    def _hand_on(self) -> None:
+        self._is_due = False
+        unread, consumer = self._unread, self._consumer
+        try:
+            while unread and self._is_ready and consumer is not None:
+                self._is_ready = consumer.take(unread.popleft())
+        except Exception as error:
+            unread.clear()
+            self._has_ended, self._error = True, error
+        if self._has_ended or not self._is_ready:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait_for_news(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
+class ResponseStream(Outbox[InferResponse]):
+    """The responses of one request, as they arrive. The last one is final and may be empty."""
+
+    def __init__(self, model: Model, request: InferRequest) -> None:
+        """Submit the request. Raises as `Model.submit`."""
+        super().__init__()
+        self._job: InferJob | None = None
+        self._job = model.submit(request, self._receive)
+
+    async def pass_to(self, consumer: ItemConsumer[InferResponse]) -> None:
+        """Push all responses to `consumer`. Raises OVERLOADED where it falls too far behind, and what it raises. The
+        request is cancelled where that, or the task, ends early."""
+        try:
+            await super().pass_to(consumer)
+        finally:
+            self.cancel()
+
+    def _receive(self, response: InferResponse) -> None:
+        self.put(response)
+        if response.is_final:
+            self.end()
+        elif len(self) > MAX_UNREAD and self._job is not None:
+            self._job.cancel()
+            self.end(SluiceError(ErrorCode.OVERLOADED, f"the client fell {MAX_UNREAD} responses behind"))
 
     def cancel(self) -> None:
         """Cancel the request. Idempotent, and harmless after its end."""

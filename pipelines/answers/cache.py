@@ -1,22 +1,16 @@
 """The answer cache: answers that a request determines, kept for equal requests in the server's response cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from hashlib import blake2b
+from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 import msgspec
+import numpy as np
 
 from sluice.engine.client.stream import Consumer
-from sluice.pipelines.answers.entries import (
-    decode_event,
-    decode_vectors,
-    encode_event,
-    encode_vectors,
-    merge_events,
-    text_key,
-    vectors_key,
-)
-from sluice.pipelines.answers.identity import encoder_identity, text_identity
 from sluice.pipelines.answers.notes import note_lookup
 from sluice.pipelines.encoding import AdmitTokens, admit_all
 from sluice.pipelines.encoding.encoder import Embeddings, TextEncoder
@@ -24,20 +18,160 @@ from sluice.pipelines.encoding.llm_encoder import LlmEncoder
 from sluice.pipelines.encoding.signature import Inputs
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.text_models import AdapterText
-from sluice.pipelines.text.consumers import Mapped, give
-from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.remote.embedding import EncoderModel
+from sluice.pipelines.remote.model import RemoteLlmModel
+from sluice.pipelines.text.model import TextModel, fingerprint_of
 from sluice.pipelines.text.sampling import SamplingDefaults, drop_random_seed
-from sluice.pipelines.text.types import TextEvent, TextRequest
+from sluice.pipelines.text.stream import Mapped, give
+from sluice.pipelines.text.tensor_model import TensorText
+from sluice.pipelines.text.types import TextDetail, TextEvent, TextRequest
 from sluice.serving.caching.response_cache import ResponseCache
+from sluice.serving.model import Model
 
+_KEY_BYTES = 16
+_NOT_IN_ANSWERS = {
+    "request_id": "",
+    "priority": 0,
+    "tenant": "",
+    "timeout_s": None,
+    "queue_timeout_s": None,
+    "protocol": "",
+    "session": "",
+}
+"""Fields of a request that change no answer, and the values that all requests have in keys."""
+_encoder = msgspec.msgpack.Encoder(order="deterministic")
+_decoder = msgspec.msgpack.Decoder(TextEvent)
+_own: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
+"""Identities of loaded models of which only this process knows that they stay the same."""
 MAX_TEXT_CHARS = 1 << 20
 """Longest text that is kept: a longer one is not even collected."""
 _NO_DEFAULTS = SamplingDefaults()
 
 
+def text_key(identity: str, scope: str | None, request: TextRequest, tenant: str = "") -> bytes:
+    """Return the key of an answer to `request`, whose prompt is encoded, by the model of that identity. `tenant` is the
+    one that the request names, where only its own answers count."""
+    sampling = {name: _sorted(value) for name, value in request.sampling.items()}
+    request = msgspec.structs.replace(request, sampling=sampling, **_NOT_IN_ANSWERS)
+    return _hash(("text-1", identity, scope, tenant, request))
+
+
+def _sorted(value: Any) -> Any:
+    """Return the pairs of a dictionary, whose keys may be numbers, which the encoder does not sort."""
+    return sorted(value.items()) if isinstance(value, dict) else value
+
+
+def vectors_key(identity: str, scope: str | None, inputs: Sequence[object], options: dict[str, Any]) -> bytes:
+    """Return the key of the vectors of `inputs`, encoded with the options of `TextEncoder.embed`."""
+    return _hash(("vectors-1", identity, scope, inputs, options))
+
+
+def _hash(facts: object) -> bytes:
+    return blake2b(_encoder.encode(facts), digest_size=_KEY_BYTES).digest()
+
+
+def merge_events(events: Sequence[TextEvent]) -> TextEvent:
+    """Return all events of an answer as one, which says the same."""
+    first, end = events[0], events[-1]
+    details = [each.detail for each in events if each.detail is not None]
+    return TextEvent(
+        text="".join([each.text for each in events]),
+        num_tokens=sum(each.num_tokens for each in events),
+        prompt_tokens=end.prompt_tokens or first.prompt_tokens,
+        completion_tokens=end.completion_tokens,
+        finish_reason=end.finish_reason,
+        stop_reason=end.stop_reason,
+        cached_tokens=end.cached_tokens,
+        detail=_merge_details(details) if details else None,
+    )
+
+
+def _merge_details(details: Sequence[TextDetail]) -> TextDetail:
+    logprobs = [each.logprobs for each in details if each.logprobs is not None]
+    token_ids = [each.token_ids for each in details if each.token_ids is not None]
+    end = details[-1]
+    return TextDetail(
+        logprobs=[entry for piece in logprobs for entry in piece] if logprobs else None,
+        total_logprob=end.total_logprob,
+        prompt_logprobs=next((each.prompt_logprobs for each in details if each.prompt_logprobs is not None), None),
+        prompt_end=next((each.prompt_end for each in details if each.prompt_end), ""),
+        token_starts=list(end.token_starts),
+        token_ids=[token_id for piece in token_ids for token_id in piece] if token_ids else None,
+        prompt_token_ids=next((each.prompt_token_ids for each in details if each.prompt_token_ids is not None), None),
+        num_drafted=end.num_drafted,
+        num_accepted=end.num_accepted,
+    )
+
+
+def encode_event(event: TextEvent) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode_event(value: bytes) -> TextEvent | None:
+    """Return the event of a value; None for a value that is none."""
+    try:
+        return _decoder.decode(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+class _Vectors(msgspec.Struct, array_like=True):
+    shape: tuple[int, int]
+    num_tokens: int
+    raw: memoryview
+
+
+_vectors_decoder = msgspec.msgpack.Decoder(_Vectors)
+
+
+def encode_vectors(found: Embeddings) -> bytes:
+    vectors = np.ascontiguousarray(found.vectors, np.float32)
+    num_rows, dim = vectors.shape
+    return _encoder.encode(_Vectors((num_rows, dim), found.num_tokens, memoryview(vectors.tobytes())))
+
+
+def decode_vectors(value: bytes) -> Embeddings | None:
+    """Return the vectors of a value; None for a value that is none."""
+    try:
+        packed = _vectors_decoder.decode(value)
+        vectors = np.frombuffer(packed.raw, np.float32).reshape(packed.shape)
+    except (ValueError, RecursionError):
+        return None
+    return Embeddings(vectors, packed.num_tokens)
+
+
+def text_identity(model: TextModel) -> str | None:
+    """Return what determines the answers of a text model; None for one whose answers depend on more, such as documents
+    that a pipeline retrieves."""
+    if isinstance(model, LlmText):
+        return f"{model.fingerprint}:{model.files}"
+    if isinstance(model, AdapterText):
+        mark = model.base.engine.adapter_marks.get(model.adapter)
+        return None if mark is None else f"{model.fingerprint}:{model.base.files}:{model.root}:{mark}"
+    if isinstance(model, TensorText) and not model.takes_parameters:
+        return _model_identity(model.model)
+    return None
+
+
+def encoder_identity(encoder: TextEncoder | LlmEncoder) -> str:
+    """Return what determines the vectors of an encoder. Raises UNAVAILABLE for one that does not serve."""
+    if isinstance(encoder, LlmEncoder):
+        return f"{encoder.text.fingerprint}:{encoder.text.files}"
+    return ":".join(map(_model_identity, encoder.models_used()))
+
+
+def _model_identity(model: Model) -> str:
+    if isinstance(model, RemoteLlmModel | EncoderModel):  # its configuration says all, and gateways may share it
+        return fingerprint_of(model.name, model.version, model.config.SerializeToString(deterministic=True))
+    found = _own.get(model)
+    if found is None:
+        found = _own[model] = f"{model.name}:{model.version}:{uuid4().hex}"
+    return found
+
+
 @dataclass(slots=True)
 class AnswerCounts:
-    """What became of one model's answers that may be kept."""
+    """Counts what became of one model's answers that may be kept."""
 
     num_hits: int = 0
     num_misses: int = 0
@@ -47,8 +181,8 @@ class AnswerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What was found for a request to a model. `request` has its prompt encoded where that took place. `key` b"" means
-    that the answer is not kept, and `event` is the whole answer where there is one."""
+    """The result of a look-up for a request to a model. `request` has its prompt encoded where that took place. `key`
+    b"" means that the answer is not kept, and `event` is the whole answer where there is one."""
 
     model: TextModel
     request: TextRequest
@@ -59,21 +193,6 @@ class Lookup:
         """Have the headers of the answer say whether it was kept, where it could be."""
         if self.key:
             note_lookup(is_hit=self.event is not None)
-
-
-class Embedder(Protocol):
-    """What encodes texts for clients."""
-
-    async def embed(
-        self,
-        inputs: Inputs,
-        label: Callable[[int], str],
-        *,
-        prefix: str = "",
-        truncate_to: int | None = None,
-        dimensions: int | None = None,
-        admit: AdmitTokens = admit_all,
-    ) -> Embeddings: ...
 
 
 class AnswerCache:
@@ -185,6 +304,9 @@ class CachedEncoder:
         return await self._cache.embed(self._encoder, self._scope, inputs, label, options, admit)
 
 
+AnyEncoder = TextEncoder | LlmEncoder | CachedEncoder
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerSource:
     """Where a request's answers come from: a cache, for what it may keep in `scope`, and models. `cache` None: models
@@ -215,6 +337,6 @@ class AnswerSource:
         else:
             await self.generate(lookup, consumer)
 
-    def wrap(self, encoder: TextEncoder | LlmEncoder) -> Embedder:
+    def wrap(self, encoder: TextEncoder | LlmEncoder) -> AnyEncoder:
         """Return the encoder, with the cache before it where there is one."""
         return encoder if self.cache is None else CachedEncoder(self.cache, encoder, self.scope)

@@ -1,4 +1,4 @@
-"""What a request's answer says in its headers about the route and the cache that it came through."""
+"""Notes for the headers of an answer: the route and the cache that it came through."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field

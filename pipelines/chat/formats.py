@@ -16,7 +16,7 @@ from sluice.errors import invalid
 from sluice.pipelines.chat.lark import LarkWriter
 from sluice.pipelines.chat.schema_types import alone, number_regex
 from sluice.pipelines.chat.source import PartReader, Steps, UnexpectedText
-from sluice.pipelines.text.parts import AnswerText, CallArguments, CallStart, ReasoningText
+from sluice.pipelines.text.types import AnswerText, CallArguments, CallStart, ReasoningText
 from sluice.repetition import random_hex
 
 _ARGUMENT_KEYS = ("arguments", "parameters")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from sluice.pipelines.chat.formats import CallReader, ReasoningFormat, Tool, ToolFormat
 from sluice.pipelines.chat.lark import LarkWriter
 from sluice.pipelines.chat.source import PartReader, Steps, TextSource, UnexpectedText
-from sluice.pipelines.text.parts import AnswerText, CallArguments, ReasoningText
+from sluice.pipelines.text.types import AnswerText, CallArguments, ReasoningText
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _RETURN, _CALL = "<|end|>", "<|return|>", "<|call|>"

@@ -19,7 +19,7 @@ from sluice.pipelines.chat.schema_types import (
     types_of,
 )
 from sluice.pipelines.chat.source import Steps, UnexpectedText
-from sluice.pipelines.text.parts import AnswerText, CallArguments
+from sluice.pipelines.text.types import AnswerText, CallArguments
 
 _START, _END = "<|python_start|>", "<|python_end|>"
 _TEMPLATE = re.compile(r"\[\w+\(\w+=")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
-from sluice.pipelines.text.parts import AnswerText, Part, ReasoningText
 from sluice.pipelines.text.stream import find_partial
+from sluice.pipelines.text.types import AnswerText, Part, ReasoningText
 
 T = TypeVar("T")
 Steps = Generator[Part | None, None, T]

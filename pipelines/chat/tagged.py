@@ -17,7 +17,7 @@ from sluice.pipelines.chat.schema_types import (
     types_of,
 )
 from sluice.pipelines.chat.source import Steps, UnexpectedText
-from sluice.pipelines.text.parts import CallArguments
+from sluice.pipelines.text.types import CallArguments
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TEXT = frozenset({"string"})

@@ -5,7 +5,7 @@ from typing import ClassVar
 from sluice.pipelines.chat.formats import ReasoningFormat
 from sluice.pipelines.chat.lark import LarkWriter
 from sluice.pipelines.chat.source import PartReader, Steps
-from sluice.pipelines.text.parts import AnswerText, ReasoningText
+from sluice.pipelines.text.types import AnswerText, ReasoningText
 
 
 class ThinkFormat(ReasoningFormat):

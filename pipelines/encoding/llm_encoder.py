@@ -2,26 +2,30 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import cast
 
 import numpy as np
 
-from sluice.errors import invalid
+from sluice.errors import SluiceError, invalid
 from sluice.pipelines.encoding import AdmitTokens, Vector, Vectors, admit_all
 from sluice.pipelines.encoding.encoder import (
     DOCUMENT_PREFIX,
     QUERY_PREFIX,
     TO_THE_MODEL,
     Embeddings,
+    TextEncoder,
     cut_vectors,
     estimate_token_starts,
     replace_surrogates,
     too_long,
 )
 from sluice.pipelines.encoding.signature import Inputs, normalize
+from sluice.pipelines.llm.model import embedder_of
 from sluice.pipelines.llm.pooling import PoolingMode
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.stages.tokenizer_model import check_token_ids, cut_token_ids
+from sluice.serving.backend import ModelLookup
 from sluice.serving.task_model import gather_all
 
 _PROMPTS = {QUERY_PREFIX: ("query",), DOCUMENT_PREFIX: ("document", "passage")}
@@ -144,3 +148,12 @@ class LlmEncoder:
             return
         known = ", ".join(map(str, sorted({*allowed, full})))
         raise invalid("dimensions", f"dimensions must be among {known} for '{self.name}', got {wanted}")
+
+
+def find_encoder(models: ModelLookup, name: str) -> TextEncoder | LlmEncoder:
+    """Return the encoder of a collection. One that does not serve says so when it is asked for vectors."""
+    with suppress(SluiceError):
+        text = embedder_of(models.find(name))
+        if text is not None:
+            return LlmEncoder(text)
+    return TextEncoder(models, name)

@@ -19,6 +19,7 @@ from sluice.pipelines.encoding.signature import find_tokenizer
 from sluice.pipelines.llm.model import scorer_of
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.stages.tokenizer_model import INPUT_IDS, TOKEN_INPUTS, TextTokenizer
+from sluice.pipelines.text.tensor_model import build_text_tensor
 from sluice.serving.backend import ModelLookup
 from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferRequest
@@ -227,10 +228,11 @@ def _takes_texts(model: Model) -> bool:
 
 
 async def _score_texts(model: Model, question: str, passages: Sequence[str]) -> list[float]:
-    leading = (1,) if model.spec.max_batch_size > 0 else ()
-    query = _text_tensor(QUERY, [question], leading)
-    documents = _text_tensor(DOCUMENTS, passages, leading)
-    return await _infer_numbers(model, SCORES, {QUERY: query, DOCUMENTS: documents})
+    inputs = {
+        name: build_text_tensor(name, [[text.encode() for text in texts]], is_batched=model.spec.max_batch_size > 0)
+        for name, texts in ((QUERY, [question]), (DOCUMENTS, passages))
+    }
+    return await _infer_numbers(model, SCORES, inputs)
 
 
 async def _score_tokens(
@@ -255,8 +257,3 @@ async def _infer_numbers(model: Model, name: str, inputs: dict[str, Tensor]) -> 
     if array.dtype.kind not in "fiu":
         raise invalid(name, f"its output '{name}' is of type {response.outputs[0].datatype}, not numbers")
     return array.astype(np.float64).ravel().tolist()
-
-
-def _text_tensor(name: str, texts: Sequence[str], leading: tuple[int, ...]) -> Tensor:
-    array = np.array([text.encode() for text in texts], np.object_).reshape(*leading, len(texts))
-    return Tensor.of(name, array)

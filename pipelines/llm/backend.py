@@ -22,7 +22,7 @@ from sluice.pipelines.llm.model_folder import MODEL_YAML, CheckpointFolder, read
 from sluice.pipelines.llm.services import DEFAULT_CHAT, NO_LIMITS, ChatSettings, LlmServices, RequestLimits
 from sluice.pipelines.llm.setup import Setup, ignored_options, set_up
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_loading import load_text, read_text_files
+from sluice.pipelines.llm.text_models import load_text, read_text_files
 from sluice.pipelines.text.stream import OpenRecord
 from sluice.serving.backend import Backend, BackendContext, RuntimeReport
 from sluice.serving.config.validation import complete_and_check
@@ -82,6 +82,8 @@ class LlmBackend(Backend):
 
     async def load(self, source: ModelSource, context: BackendContext) -> LlmModel:
         services = self._services
+        if not services.starts_engines:
+            raise SluiceError(ErrorCode.UNAVAILABLE, f"model '{source.name}' has its engine in another process")
         setup = await asyncio.to_thread(_set_up, source, services)
         engine = make_engine(
             setup.engine,

@@ -1,12 +1,13 @@
 """An LLM's config.pbtxt: completed where it declares nothing, checked where it does, and its queue's defaults."""
 
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 from sluice.engine.config import EngineConfig
-from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.scheduling.planner import find_policy
 from sluice.engine.types import EngineInfo
 from sluice.errors import SluiceError, invalid
 from sluice.pipelines.llm.fields import INPUTS, OUTPUTS, PROMPTS, STOP_REQUEST, LlmInput
@@ -23,8 +24,7 @@ _NO_FILE = ModelYaml()
 def complete_config(config: ModelConfig, yaml: ModelYaml = _NO_FILE) -> ModelConfig:
     """Return `config` with all text and token tensors, as inputs and outputs where it declares none. The model is
     decoupled then, as a request that streams has many responses, unless `config` or its `model.yaml` says otherwise."""
-    whole = ModelConfig()
-    whole.CopyFrom(config)
+    whole = deepcopy(config)
     if yaml.decoupled is not None and not whole.HasField("model_transaction_policy"):
         whole.model_transaction_policy.decoupled = yaml.decoupled
     whole.max_batch_size = whole.max_batch_size or yaml.max_batch_size
@@ -47,8 +47,7 @@ def default_llm_config(name: str) -> ModelConfig:
 
 def add_engine_parameters(config: ModelConfig, info: EngineInfo, engine: EngineConfig = _DEFAULT_ENGINE) -> ModelConfig:
     """Return `config` with the values that the engine chose at load, under TensorRT-LLM's names, else vLLM's."""
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = deepcopy(config)
     for key, value in {**_device_parameters(info, engine), **_engine_parameters(info)}.items():
         completed.parameters[key].string_value = str(value)
     return completed

@@ -8,12 +8,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sluice.engine.fleet.client import Engine
 from sluice.errors import SluiceError, invalid
-from sluice.pipelines.llm.answer import LlmAnswer
+from sluice.pipelines.llm.answer import LlmAnswer, ResponseBuilder
 from sluice.pipelines.llm.configuration import TENSORRT_LLM_BACKEND, declared_inputs, read_queue_defaults
 from sluice.pipelines.llm.fields import LLM_API_PREFIX, PROMPTS, LlmInput, supported_inputs
 from sluice.pipelines.llm.parameters import excludes_input
 from sluice.pipelines.llm.parse import ModelDefaults, RowRequest, parse_row_request
-from sluice.pipelines.llm.responses import ResponseBuilder
 from sluice.pipelines.llm.services import NO_LIMITS, RequestLimits
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.values import (

@@ -20,8 +20,8 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.llm.checkpoint import find_checkpoint, model_name
 from sluice.pipelines.llm.services import ChatSettings
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_loading import load_text
-from sluice.pipelines.text.consumers import Called
+from sluice.pipelines.llm.text_models import load_text
+from sluice.pipelines.text.stream import Called
 from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,

@@ -15,7 +15,7 @@ from sluice.engine.config import EngineConfig, Runtime
 from sluice.engine.runtime_settings import full_names
 from sluice.engine.runtimes import RUNTIMES
 from sluice.errors import invalid
-from sluice.pipelines.llm.openvino_parameters import OPENVINO_RULES
+from sluice.pipelines.llm.executor_parameters import OPENVINO_RULES, TORCH_RULES
 from sluice.pipelines.llm.parameter_effects import (
     FROM_COMMAND_LINE,
     SHARED_RULES,
@@ -27,7 +27,6 @@ from sluice.pipelines.llm.parameter_effects import (
     setting_rule,
 )
 from sluice.pipelines.llm.tensorrt_llm_parameters import TENSORRT_LLM_CODE, tensorrt_llm_rules
-from sluice.pipelines.llm.torch_parameters import TORCH_RULES
 from sluice.pipelines.llm.vllm_parameters import VLLM_CODE, vllm_rules
 
 _TEMPLATE = re.compile(r"\$\{\w*\}")

@@ -15,7 +15,7 @@ from sluice.pipelines.llm.fields import LLM_API_PREFIX, PROMPTS
 from sluice.pipelines.llm.services import RequestLimits
 from sluice.pipelines.llm.tokens import TokenSequences
 from sluice.pipelines.llm.values import SEQUENCES, Values
-from sluice.pipelines.text.text_tensors import decode_messages
+from sluice.pipelines.text.tensor_model import decode_messages
 from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,

@@ -56,5 +56,7 @@ class LlmServices:
     chat: ChatSettings = DEFAULT_CHAT
     routing: RouterSettings = DEFAULT_ROUTING
     """How the replica for a request is chosen where a model has several."""
+    starts_engines: bool = True
+    """Whether this process may start an engine; one that may not attaches to those of another."""
     choose_socket: Callable[[], Path | None] = lambda: None
     """Returns where the next engine lets other processes of the server attach to it; None for nowhere."""

@@ -20,7 +20,7 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.llm.services import ChatSettings, RequestLimits
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.llm.text_models import load_text
 from sluice.pipelines.text.stream import OpenRecord
 
 _JOIN_S = 30.0
@@ -92,8 +92,8 @@ def _sockets(engine: Engine) -> tuple[str, ...]:
 
 
 class AttachSettings(NamedTuple):
-    """What a process sets for itself: when an engine counts as hung, how long the streams of one that leaves may go on,
-    and how requests are held while there is none."""
+    """The settings of one process alone: when an engine counts as hung, how long the streams of one that leaves may go
+    on, and how requests are held while there is none."""
 
     heartbeat_timeout_s: float
     drain_s: float

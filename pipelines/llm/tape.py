@@ -14,7 +14,7 @@ import msgspec
 
 from sluice.engine.client.stream import Consumer, GenerationStream
 from sluice.engine.types import EventDetail, TokenEvent
-from sluice.pipelines.text.consumers import Mapped
+from sluice.pipelines.text.stream import Mapped
 
 StartGeneration = Callable[[Sequence[int]], AbstractContextManager[GenerationStream]]
 Record = Callable[[int, TokenEvent], None]

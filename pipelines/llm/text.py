@@ -1,6 +1,6 @@
 """An LLM's text model: text, conversations or token ids in, text out, over the engine that runs the checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from sluice.engine.validation import num_tokens_after
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.files import files_mark
 from sluice.pipelines.chat.registry import NO_FORMATS, ChatFormats
-from sluice.pipelines.llm.activity import TextActivity
+from sluice.pipelines.llm.activity import TextActivity, wait_for_engine
 from sluice.pipelines.llm.chat_answers import (
     answer_settings,
     called_functions,
@@ -33,11 +33,9 @@ from sluice.pipelines.llm.pooling import (
 )
 from sluice.pipelines.llm.services import ChatSettings
 from sluice.pipelines.llm.tape import TapedGeneration, TextTape, current_tape
-from sluice.pipelines.llm.waking import wait_for_engine
-from sluice.pipelines.text.consumers import Called, ObserveDetail, TextEvents
+from sluice.pipelines.llm.tokens import StopSequences, TokenPieces, TokenSequences
 from sluice.pipelines.text.logprobs import PromptEcho, track_logprobs
 from sluice.pipelines.text.model import digest_session, fingerprint_of, refuse_images, refuse_parameters
-from sluice.pipelines.text.parts import ChatReader
 from sluice.pipelines.text.sampling import (
     SamplingDefaults,
     add_end,
@@ -46,16 +44,22 @@ from sluice.pipelines.text.sampling import (
     drop_neutral_fields,
 )
 from sluice.pipelines.text.stream import (
+    Called,
+    Feed,
+    ObserveDetail,
     OpenRecord,
     StreamRecord,
+    TextEvents,
     TextStream,
     measure,
     no_record,
     sent_prompt,
+    timed_feed,
 )
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.pipelines.text.types import (
     AS_IT_IS,
+    ChatReader,
     Conversation,
     EncodedPrompt,
     Prompt,
@@ -68,11 +72,24 @@ from sluice.record.spans import span
 
 
 class TextOrigin(NamedTuple):
-    """What a text model was loaded from: the folders of checkpoint and tokenizer, and the settings of its chats."""
+    """The origin of a loaded text model: the folders of checkpoint and tokenizer, and the settings of its chats."""
 
     checkpoint: Path
     tokenizer: Path
     chat: ChatSettings
+
+
+class _Output(NamedTuple):
+    """How one request's tokens are sampled, and what the events of its answer are made of them. The first event has
+    `prompt_end`, for a `ChatReader`, and the `echo` of the prompt."""
+
+    sampling: SamplingParams
+    feed: Feed
+    prompt_end: str = ""
+    echo: PromptEcho | None = None
+
+
+_Plan = Callable[[TextRequest, list[int]], Awaitable[_Output]]
 
 
 class LlmText:
@@ -227,59 +244,90 @@ class LlmText:
     ) -> None:
         """Generate text as `TextModel.generate` does. `on_detail` gets the details of the engine's events before the
         text event that they lead to. A request that is not counted is not measured."""
-        measured, tape = self.measure(request, is_counted=is_counted), current_tape.get()
+        await self._generate(request, consumer, self._as_text, on_detail, is_counted=is_counted)
+
+    async def generate_tokens(
+        self,
+        request: TextRequest,
+        consumer: Consumer[TextEvent],
+        stop: TokenSequences = (),
+        bad: TokenSequences = (),
+        on_detail: ObserveDetail | None = None,
+    ) -> None:
+        """Generate `TokenPiece`s up to and including the first of the `stop` sequences, without any of the `bad` ones.
+        Otherwise as `generate`, but stop strings of `request` are not searched."""
+
+        async def as_tokens(request: TextRequest, token_ids: list[int]) -> _Output:
+            sampling = await self.sampling(request, len(token_ids))
+            if bad:
+                sampling = msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, *bad))
+            return _Output(sampling, TokenPieces(len(token_ids), StopSequences(stop, sampling.min_tokens)).feed)
+
+        await self._generate(request, consumer, as_tokens, on_detail)
+
+    async def _generate(
+        self,
+        request: TextRequest,
+        consumer: Consumer[TextEvent],
+        plan: _Plan,
+        on_detail: ObserveDetail | None,
+        *,
+        is_counted: bool = True,
+    ) -> None:
+        """Generate what `plan` makes of a request and of its prompt's token ids."""
+        measured, tape = self._measure(request, is_counted=is_counted), current_tape.get()
         taped = None if tape is None else TextTape(tape)
         with self.activity.texts, default_max_tokens(request), measured as record:
             if request.parameters:
                 refuse_parameters(self.name, request)
-            request = await self.wake_engine(request)
+            if self.engine.is_asleep:
+                request = await wait_for_engine(self.engine, request)
             prompt = await self.prepare_shared(request.prompt, request.prompt_form)
-            token_ids = prompt.token_ids
-            sampling = await self.sampling(request, len(token_ids))
-            form, prompt_end = request.form, ""
-            if self._is_read(request):
-                settings = answer_settings(request, token_ids, sampling, self.formats, self.tokenizer, self.info)
-                sampling, form, prompt_end = settings
-            elif request.thinking_token_budget is not None:
-                raise no_budget(request.thinking_token_budget, "whose answer is read as text")
-            echo = await self._echo(request, token_ids) if request.echo else None
-            has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
-            stream = TextStream(
-                self.tokenizer.detokenizer(form),
-                request.stop,
-                sampling,
-                len(token_ids),
-                track_logprobs(sampling, self.tokenizer, token_ids, echo) if has_logprobs else None,
-                includes_stop=request.form.include_stop_str_in_output,
-                prompt_token_ids=token_ids if request.form.return_token_ids else None,
-                notes_starts=bool(prompt_end),
-            )
+            output = await plan(request, prompt.token_ids)
             predicted = await self.tokenizer.encode_prediction(request.prediction, self.max_model_len)
-            weight = await record.admit(len(token_ids), sampling.max_tokens, request.adapter)
+            weight = await record.admit(len(prompt.token_ids), output.sampling.max_tokens, request.adapter)
             events = TextEvents(
-                stream,
+                output.feed,
                 record,
                 consumer,
-                prompt_end=prompt_end,
-                echo=echo,
+                prompt_end=output.prompt_end,
+                echo=output.echo,
                 is_echo_alone=request.sampling.get("max_tokens") == 0,
                 on_detail=on_detail,
                 on_end=self.activity.count_answer if is_counted else None,
             )
 
             def start(resumed: Sequence[int] = ()) -> AbstractContextManager[GenerationStream]:
-                return self.activity.follow(self.submit(request, prompt, sampling, predicted, weight, resumed))
+                return self.activity.follow(self.submit(request, prompt, output.sampling, predicted, weight, resumed))
 
             with start() if taped is None else nullcontext(TapedGeneration(taped, start)) as generation:
                 events.stop_generation = generation.stop
                 await generation.pass_to(events)
 
-    async def wake_engine(self, request: TextRequest) -> TextRequest:
-        """Wait for an engine where there is none, and return the request with the time that is left then."""
-        return await wait_for_engine(self.engine, request) if self.engine.is_asleep else request
+    async def _as_text(self, request: TextRequest, token_ids: list[int]) -> _Output:
+        """Plan an answer as text, in the formats of the model's chats where it has a reader."""
+        sampling = await self.sampling(request, len(token_ids))
+        form, prompt_end = request.form, ""
+        if self._is_read(request):
+            settings = answer_settings(request, token_ids, sampling, self.formats, self.tokenizer, self.info)
+            sampling, form, prompt_end = settings
+        elif request.thinking_token_budget is not None:
+            raise no_budget(request.thinking_token_budget, "whose answer is read as text")
+        echo = await self._echo(request, token_ids) if request.echo else None
+        has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        stream = TextStream(
+            self.tokenizer.detokenizer(form),
+            request.stop,
+            sampling,
+            len(token_ids),
+            track_logprobs(sampling, self.tokenizer, token_ids, echo) if has_logprobs else None,
+            includes_stop=request.form.include_stop_str_in_output,
+            prompt_token_ids=token_ids if request.form.return_token_ids else None,
+            notes_starts=bool(prompt_end),
+        )
+        return _Output(sampling, timed_feed(stream.feed), prompt_end, echo)
 
-    def measure(self, request: TextRequest, *, is_counted: bool = True) -> AbstractContextManager[StreamRecord]:
-        """Measure `request` in a context; one that is not counted has no measurements."""
+    def _measure(self, request: TextRequest, *, is_counted: bool) -> AbstractContextManager[StreamRecord]:
         open_record = self._open_record if is_counted else no_record
         return measure(open_record(self.name, request.protocol))
 

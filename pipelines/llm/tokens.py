@@ -2,15 +2,8 @@
 
 from collections.abc import Sequence
 
-import msgspec
-
-from sluice.engine.client.stream import Consumer, GenerationStream
 from sluice.engine.types import FinishReason, TokenEvent
-from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.text.consumers import ObserveDetail
-from sluice.pipelines.text.sampling import default_max_tokens
-from sluice.pipelines.text.stream import StreamRecord, check_complete
-from sluice.pipelines.text.types import TextDetail, TextEvent, TextRequest
+from sluice.pipelines.text.types import TextDetail, TextEvent
 
 TokenSequences = tuple[tuple[int, ...], ...]
 """Words as token ids."""
@@ -49,64 +42,18 @@ class StopSequences:
         return None
 
 
-async def generate_tokens(
-    text: LlmText,
-    request: TextRequest,
-    consumer: Consumer[TextEvent],
-    stop: TokenSequences = (),
-    bad: TokenSequences = (),
-    on_detail: ObserveDetail | None = None,
-) -> None:
-    """Push the pieces up to and including the first of the `stop` sequences, without any of the `bad` ones. As with
-    `LlmText.generate`, the last piece has the finish reason, cancelling the coroutine cancels the request, and a
-    refusal is raised. Stop strings of `request` are not searched."""
-    with default_max_tokens(request), text.measure(request) as record:
-        request = await text.wake_engine(request)
-        prompt = await text.prepare_shared(request.prompt)
-        sampling = await text.sampling(request, len(prompt.token_ids))
-        if bad:
-            sampling = msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, *bad))
-        weight = await record.admit(len(prompt.token_ids), sampling.max_tokens, request.adapter)
-        stops = StopSequences(stop, sampling.min_tokens)
-        with text.activity.follow(text.submit(request, prompt, sampling, weight=weight)) as generation:
-            await generation.pass_to(_Pieces(text, generation, record, consumer, stops, on_detail))
+class TokenPieces:
+    """Makes pieces of one generation's token events, up to and including the first stop sequence."""
 
-
-class _Pieces:
-    """Passes on pieces of the events of one generation, and counts tokens."""
-
-    def __init__(
-        self,
-        text: LlmText,
-        generation: GenerationStream,
-        record: StreamRecord,
-        consumer: Consumer[TextEvent],
-        stops: StopSequences,
-        on_detail: ObserveDetail | None,
-    ) -> None:
-        self._count_answer = text.activity.count_answer
-        self._generation = generation
-        self._record = record
-        self._pass_on = consumer.take
-        self.ready = consumer.ready
+    def __init__(self, num_prompt_tokens: int, stops: StopSequences) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
         self._stops = stops
-        self._on_detail = on_detail
         self._num_tokens = 0
         self._num_cached = 0
         self._total_log_prob: float | None = None
 
-    def take(self, event: TokenEvent) -> bool:
-        if self._on_detail is not None and event.detail is not None:
-            self._on_detail(event.detail)
-        piece = self._piece(event)
-        if piece.finish_reason is not None:
-            self._generation.stop()
-            check_complete(piece)
-            self._count_answer(piece.prompt_tokens, piece.completion_tokens)
-        self._record.observe(piece)
-        return self._pass_on(piece)
-
-    def _piece(self, event: TokenEvent) -> TokenPiece:
+    def feed(self, event: TokenEvent) -> TokenPiece:
+        """Return the piece of an event. Nothing follows the one with a finish reason."""
         token_ids, reason = event.token_ids, event.finish_reason
         num_shown = len(token_ids) - (reason is FinishReason.STOP)
         end = self._stops.find(token_ids[:num_shown])
@@ -117,7 +64,7 @@ class _Pieces:
         return TokenPiece(
             text="",
             num_tokens=len(token_ids),
-            prompt_tokens=len(self._generation.request.prompt_token_ids),
+            prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._num_tokens,
             finish_reason=reason,
             cached_tokens=self._num_cached,

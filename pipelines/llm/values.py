@@ -92,6 +92,17 @@ def is_streamed(request: InferRequest, spec: ModelSpec) -> bool:
     return request.streams_by_default if streams is None else streams
 
 
+def streams_one_row(request: InferRequest, spec: ModelSpec, num_rows: int) -> bool:
+    """Whether a model answers the request with a stream, of whose rows its responses do not tell. Raises INVALID for a
+    model that does not stream, and for a stream of several rows."""
+    if wants_stream(request) and not spec.is_decoupled:
+        raise invalid("stream", f"model '{spec.name}' does not stream: its transaction policy is not decoupled")
+    streams = is_streamed(request, spec)
+    if streams and num_rows != 1:
+        raise invalid("stream", f"only a request of one row can stream, this one has {num_rows}")
+    return streams
+
+
 def gives_several(request: InferRequest, spec: ModelSpec) -> bool:
     """Whether a model with this specification gives each sequence responses of its own: a row has several, or there are
     several rows, the caller takes a stream and the model declares an output that tells them apart. The request may be

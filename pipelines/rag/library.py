@@ -16,10 +16,10 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.encoding import Vector, Vectors
 from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.encoding.llm_encoder import LlmEncoder
-from sluice.pipelines.rag import owner_keys
+from sluice.pipelines.encoding.reranker import ModelReranker
 from sluice.pipelines.rag.chunker import ChunkOptions, chunk_document
 from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
-from sluice.pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, check_question, search
+from sluice.pipelines.rag.search import SearchOptions, SearchQuery, check_question, search
 from sluice.pipelines.rag.stores.base import DocumentStore
 from sluice.pipelines.rag.types import (
     CollectionInfo,
@@ -30,8 +30,11 @@ from sluice.pipelines.rag.types import (
     RetrievalMode,
     StoredDocument,
     Upload,
+    check_access,
     check_id,
+    check_new_key,
     hash_content,
+    hash_key,
 )
 from sluice.pipelines.text.citations import EncodingProgress
 from sluice.record.spans import span
@@ -121,21 +124,31 @@ class DocumentLibrary:
     async def collection(self, name: str, key: str = "") -> CollectionInfo:
         """Return the collection's info. Raises NOT_FOUND and FORBIDDEN."""
         info = await (await self._open_store()).collection(name)
-        owner_keys.check_access(info.spec, key)
+        check_access(info.spec, key)
         return info
 
     async def create_collection(self, name: str, encoder: str = "", key: str = "") -> CollectionInfo:
         """Create an empty collection, owned by `key` unless that is "". Raises INVALID and ALREADY_EXISTS."""
         check_collection_name(name)
-        owner_keys.check_new_key(key)
+        check_new_key(key)
         encoder = encoder or self.settings.encoder
         dim = await self._find_encoder(encoder).dim()
-        hashes = (owner_keys.hash_key(key),) if key else ()
+        hashes = (hash_key(key),) if key else ()
         return await (await self._open_store()).create_collection(CollectionSpec(name, encoder, dim, hashes))
 
     async def delete_collection(self, name: str, key: str = "") -> None:
         await self.collection(name, key)
         await self._store.delete_collection(name)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether another process that opens the same store finds the same collections."""
+        return self._store.is_shared
+
+    @property
+    def is_encoding(self) -> bool:
+        """Whether this process is encoding documents."""
+        return bool(self._encodings)
 
     async def encoding_progress(self, name: str) -> EncodingProgress | None:
         """Return how much of the collection is encoded, None unless this server is encoding documents of it."""
@@ -206,7 +219,7 @@ class DocumentLibrary:
         collection: str,
         query: SearchQuery,
         options: SearchOptions,
-        reranker: Reranker | None = None,
+        reranker: ModelReranker | None = None,
         key: str = "",
     ) -> list[Hit]:
         """Return the best chunks. The collection's encoder supplies a vector that the search needs and `query` lacks.

@@ -11,13 +11,12 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.encoding import Vector
 from sluice.pipelines.encoding.reranker import ModelReranker, PairTokenizer
-from sluice.pipelines.rag import owner_keys
 from sluice.pipelines.rag.filters import Filter, parse_filter
 from sluice.pipelines.rag.library import DEFAULT_COLLECTION, DocumentLibrary
-from sluice.pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K, Reranker, SearchOptions, SearchQuery
-from sluice.pipelines.rag.types import Hit, RetrievalMode, build_source
+from sluice.pipelines.rag.search import MAX_CANDIDATES, MAX_TOP_K, SearchOptions, SearchQuery
+from sluice.pipelines.rag.types import MAX_KEY_CHARS, Hit, RetrievalMode, build_source, grants_access
 from sluice.pipelines.text.citations import EncodingProgress, encode_progress, encode_source
-from sluice.pipelines.text.text_tensors import build_text_tensor, read_text_rows
+from sluice.pipelines.text.tensor_model import build_text_tensor, read_text_rows
 from sluice.pipelines.text.types import OWNER_KEY
 from sluice.serving.backend import Backend, BackendContext
 from sluice.serving.config.completion import DeclaredTensor, complete_tensors
@@ -110,7 +109,7 @@ def parse_request(parameters: Parameters, settings: RetrieverSettings) -> Retrie
     return RetrieverRequest(
         collection=given.text("collection", settings.collection, _MAX_NAME_CHARS),
         fallback_collection="" if "collection" in parameters else settings.fallback_collection,
-        key=given.text(OWNER_KEY, "", owner_keys.MAX_CHARS),
+        key=given.text(OWNER_KEY, "", MAX_KEY_CHARS),
         options=replace(
             defaults,
             mode=given.choice("mode", defaults.mode),
@@ -132,7 +131,7 @@ class RetrieverModel(TaskModel):
         version: int,
         library: DocumentLibrary,
         settings: RetrieverSettings,
-        reranker: Reranker | None = None,
+        reranker: ModelReranker | None = None,
     ) -> None:
         super().__init__(config, version)
         self._library = library
@@ -185,7 +184,7 @@ class RetrieverModel(TaskModel):
     async def _unknown_collection(self, request: RetrieverRequest) -> SluiceError:
         """Return an error that lists the collections to which the request has access."""
         found = await self._library.collections()
-        names = [each.spec.name for each in found if owner_keys.grants_access(each.spec, request.key)]
+        names = [each.spec.name for each in found if grants_access(each.spec, request.key)]
         there_are = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
         known = f"there are {there_are}" if names else "there is none yet: documents that are put make one"
         message = f"parameter 'collection': there is no collection '{request.collection}'; {known}"
@@ -214,6 +213,8 @@ class RetrieverBackend(Backend):
     """Loads retrievers. They stay loaded while the store is down; only their requests fail."""
 
     name = "retriever"
+    is_stateless = True
+    finds_models = True
 
     def __init__(self, library: DocumentLibrary | None = None) -> None:
         """`library` holds the server's collections; None if the server has none."""

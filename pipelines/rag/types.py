@@ -1,6 +1,7 @@
-"""Values of retrieval: collections, uploads, documents and their chunks, a store's queries and the hits it returns."""
+"""Values of retrieval: collections and their owners' keys, uploads, documents, chunks, a store's queries and hits."""
 
 import hashlib
+import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -8,15 +9,17 @@ from types import MappingProxyType
 
 import orjson
 
-from sluice.errors import invalid
+from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.encoding import Vector
 from sluice.pipelines.rag.filters import Filter
 from sluice.pipelines.text.citations import Source
+from sluice.pipelines.text.types import OWNER_KEY, OWNER_KEY_HEADER
 
 _MAX_ID_CHARS = 512
 
 Metadata = Mapping[str, str | int | float | bool | None]
 """Attributes that a client gives a document, for filters to match."""
+MAX_KEY_CHARS = 256
 
 
 class DocumentFormat(StrEnum):
@@ -92,7 +95,7 @@ class CollectionSpec:
     """The properties that a collection keeps from its creation on.
 
     `encoder` names the model whose vectors the collection holds, `dim` is their length. `key_hashes` are hashes of
-    its owner keys (`pipelines/rag/owner_keys.py`); a collection without any is open to all clients of the server.
+    its owner keys (`pipelines/rag/types.py`); a collection without any is open to all clients of the server.
     """
 
     name: str
@@ -215,3 +218,36 @@ def check_id(document_id: str) -> None:
         raise invalid(
             "id", f"a document's id must be 1 to {_MAX_ID_CHARS} printable characters, got {document_id[:80]!r}"
         )
+
+
+def check_new_key(key: str) -> None:
+    """Check a new owner key. Raises SluiceError INVALID for one that some protocol could not carry."""
+    if len(key) > MAX_KEY_CHARS or not key.isascii() or not key.isprintable():
+        message = f"an owner key must be at most {MAX_KEY_CHARS} printable ASCII characters ({OWNER_KEY_HEADER})"
+        raise SluiceError(ErrorCode.INVALID, message, param=OWNER_KEY)
+
+
+def hash_key(key: str) -> str:
+    """Return the hash that stores keep instead of the key. Keys are long and random: one round of SHA-256 is enough."""
+    return hashlib.sha256(b"sluice collection key\0" + key.encode()).hexdigest()
+
+
+def grants_access(spec: CollectionSpec, key: str) -> bool:
+    """Whether `key`, "" for none, grants access to the collection. Takes constant time."""
+    if not spec.key_hashes:
+        return True
+    given = hash_key(key)
+    return bool(sum(hmac.compare_digest(given, each) for each in spec.key_hashes))
+
+
+def check_access(spec: CollectionSpec, key: str) -> None:
+    """Check that `key` grants access to the collection. Raises SluiceError FORBIDDEN, which never repeats the key."""
+    if grants_access(spec, key):
+        return
+    fault = (
+        f"the {OWNER_KEY_HEADER} given is not one of its keys"
+        if key
+        else f"send its key in the header {OWNER_KEY_HEADER}"
+    )
+    message = f"collection '{spec.name}' has an owner: {fault} (request parameter {OWNER_KEY} in the v2 protocol)"
+    raise SluiceError(ErrorCode.FORBIDDEN, message, param="collection")

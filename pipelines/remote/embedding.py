@@ -4,6 +4,7 @@ import asyncio
 import base64
 import logging
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from time import perf_counter_ns
 
 import msgspec
@@ -15,7 +16,7 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.llm.services import RequestLimits
 from sluice.pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
 from sluice.pipelines.remote.options import RemoteOptions
-from sluice.pipelines.text.text_tensors import read_text_rows
+from sluice.pipelines.text.tensor_model import read_text_rows
 from sluice.serving.backend import BackendContext
 from sluice.serving.batching.scheduled_model import ScheduledModel
 from sluice.serving.instance import Instance
@@ -48,8 +49,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 def complete_config(config: ModelConfig, options: RemoteOptions) -> ModelConfig:
     """Return `config` with tensors and batching where it declares none."""
-    whole = ModelConfig()
-    whole.CopyFrom(config)
+    whole = deepcopy(config)
     if not whole.input and not whole.output:
         whole.max_batch_size = whole.max_batch_size or _MAX_BATCH_SIZE
     if not whole.input:

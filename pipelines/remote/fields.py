@@ -3,6 +3,7 @@
 The tensors are the text tensors of the local LLMs (`pipelines/llm/fields.py`), as far as the API supports them.
 """
 
+from copy import deepcopy
 from typing import Any
 
 import msgspec
@@ -68,8 +69,7 @@ def complete_config(config: ModelConfig, options: RemoteOptions) -> ModelConfig:
 
     The model is decoupled where it declares neither.
     """
-    whole = ModelConfig()
-    whole.CopyFrom(config)
+    whole = deepcopy(config)
     if not whole.input and not whole.output and not whole.HasField("model_transaction_policy"):
         whole.model_transaction_policy.decoupled = True
     if not whole.input:

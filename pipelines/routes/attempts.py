@@ -9,13 +9,14 @@ from functools import partial
 
 import msgspec
 
-from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
+from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, too_long
 from sluice.pipelines.answers.cache import AnswerSource, Lookup
 from sluice.pipelines.llm.text_models import model_and_adapter
-from sluice.pipelines.routes.contexts import ContextGuard
 from sluice.pipelines.routes.route import Candidate, Route, join_failures
 from sluice.pipelines.routes.target import Attempt
-from sluice.pipelines.text.types import TextEvent, TextRequest
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.stream import sent_prompt
+from sluice.pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
 
 _MAX_PAUSE_S = 1.0
 """Longest pause before a target is asked again: nobody waits for one that wants to be left alone for longer."""
@@ -23,8 +24,44 @@ _GOES_ON = CANNOT_SERVE | {ErrorCode.NOT_FOUND}
 """Codes of failures after which another target is asked."""
 
 
+class ContextGuard:
+    """Keeps one request from targets with a context that is too short for it. Counts tokens where a target with a
+    larger context, or an unknown one, could take what another cannot."""
+
+    def __init__(self, lengths: list[int | None]) -> None:
+        """`lengths` are the contexts of the targets, in tokens; None where one is not known."""
+        self._longest = max((each for each in lengths if each is not None), default=0)
+        self._has_unknown = None in lengths
+        self._too_short = 0
+        """The longest context that was too short."""
+
+    def may_take(self, model: TextModel) -> bool:
+        """Whether the request may fit into the model's context, as far as others have shown."""
+        return model.max_model_len is None or model.max_model_len > self._too_short
+
+    def note(self, model: TextModel, error: SluiceError) -> None:
+        """Note that a model refused the request, maybe for its length."""
+        if error.exceeds_context and model.max_model_len is not None:
+            self._too_short = max(self._too_short, model.max_model_len)
+
+    async def fit(self, model: TextModel, request: TextRequest) -> TextRequest:
+        """Return the request with its prompt encoded for the model, where its length matters. Raises INVALID where it
+        is too long for the model and may fit another."""
+        request = msgspec.structs.replace(request, prompt=sent_prompt(request.prompt))
+        length = model.max_model_len
+        if length is None or (length >= self._longest and not self._has_unknown):
+            return request
+        prompt = await model.prepare_shared(request.prompt, request.prompt_form)
+        if isinstance(prompt, EncodedPrompt):
+            num_prompt, max_tokens = len(prompt.token_ids), request.sampling.get("max_tokens") or 1
+            if num_prompt + max_tokens > length:
+                what = f"the prompt has {num_prompt} tokens and {max_tokens} of output are asked"
+                raise too_long("prompt", f"{what}; the context of model '{model.name}' is {length} tokens")
+        return msgspec.structs.replace(request, prompt=prompt)
+
+
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BegunAnswer:
     """An attempt that has begun to answer, None for an answer that a cache had, and the first event."""
 
     attempt: Attempt | None
@@ -55,13 +92,13 @@ class Attempts:
         self._started = self._clock()
         self._num_attempts = 0
         self._round: list[Candidate] = list(candidates)
-        """Those that this round has not come to yet."""
+        """The candidates that this round has not come to yet."""
         self._num_rounds = 0
         self._failures: list[tuple[str, SluiceError]] = []
         self._left_alone: dict[str, float] = {}
         """Until when targets have asked to be left alone, as times of the event loop."""
 
-    async def begin(self) -> Answer:
+    async def begin(self) -> BegunAnswer:
         """Return the first answer to begin. Raises the last target's error, which says what the others said."""
         while (candidate := await self._next()) is not None:
             answer = await (self._hedge(candidate) if self._may_hedge() else self._ask(candidate))
@@ -117,7 +154,7 @@ class Attempts:
 
     # --- one attempt ---
 
-    async def _ask(self, candidate: Candidate) -> Answer | None:
+    async def _ask(self, candidate: Candidate) -> BegunAnswer | None:
         """Ask a candidate. Returns None where it failed and another may be asked, and raises its error where not."""
         try:
             fitted = await self._guard.fit(candidate.model, self._left_of(self._request))
@@ -127,9 +164,9 @@ class Attempts:
             lookup = await self._source.look_up(candidate.model, fitted)
             if lookup.event is not None:
                 candidate.target.note_cached()
-                return Answer(None, lookup.event, lookup, candidate, number)
+                return BegunAnswer(None, lookup.event, lookup, candidate, number)
             attempt = Attempt(candidate.target, partial(self._source.generate, lookup))
-            return Answer(attempt, await attempt.begin(), lookup, candidate, number)
+            return BegunAnswer(attempt, await attempt.begin(), lookup, candidate, number)
         except SluiceError as error:
             if error.is_senders_limit or not (error.exceeds_context or error.code in _GOES_ON):
                 raise
@@ -168,7 +205,7 @@ class Attempts:
             return False
         return max_tokens <= settings.hedge_max_tokens and bool(self._round)
 
-    async def _hedge(self, candidate: Candidate) -> Answer | None:
+    async def _hedge(self, candidate: Candidate) -> BegunAnswer | None:
         """Ask a candidate, and another one too where it is silent for a while. Returns and raises as `_ask`, of the
         two."""
         running = {self._start(candidate)}
@@ -187,10 +224,10 @@ class Attempts:
                 task.cancel()
                 self._route.run_apart(_discard(task))
 
-    def _start(self, candidate: Candidate) -> "asyncio.Task[Answer | None]":
+    def _start(self, candidate: Candidate) -> "asyncio.Task[BegunAnswer | None]":
         return asyncio.create_task(self._ask(candidate), name=f"ask {candidate.target.name}")
 
-    async def _first_of(self, running: "set[asyncio.Task[Answer | None]]") -> Answer | None:
+    async def _first_of(self, running: "set[asyncio.Task[BegunAnswer | None]]") -> BegunAnswer | None:
         """Return the first answer of tasks, which is taken out of them; None where none has one."""
         while running:
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +238,7 @@ class Attempts:
         return None
 
 
-async def _discard(task: "asyncio.Task[Answer | None]") -> None:
+async def _discard(task: "asyncio.Task[BegunAnswer | None]") -> None:
     """Wait for the end of a task that was cancelled. Where it had an answer before, that is cancelled."""
     with suppress(asyncio.CancelledError, SluiceError):
         answer = await task

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
-from sluice.pipelines.answers.cache import Embedder
+from sluice.pipelines.answers.cache import AnyEncoder
 from sluice.pipelines.answers.notes import current_notes
 from sluice.pipelines.encoding import AdmitTokens, admit_all
 from sluice.pipelines.encoding.encoder import Embeddings
@@ -12,7 +12,7 @@ from sluice.pipelines.encoding.signature import Inputs
 from sluice.pipelines.routes.route import Route, join_failures
 from sluice.pipelines.routes.target import Target
 
-EncoderTarget = tuple[Target, Embedder]
+EncoderTarget = tuple[Target, AnyEncoder]
 
 
 class RoutedEncoder:
@@ -72,6 +72,10 @@ class RoutedEncoder:
     def _least_ill(self) -> list[EncoderTarget]:
         """Return the target whose breaker closes next: without it the route would refuse for sure."""
         return [min(self._targets, key=lambda each: each[0].breaker.closes_in_s)]
+
+
+Embedder = AnyEncoder | RoutedEncoder
+"""Encodes texts for clients: a model or a route."""
 
 
 def _late(target: Target) -> SluiceError:

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from sluice.errors import SluiceError
-from sluice.pipelines.routes.settings import Choice, RouteSettings
+from sluice.pipelines.routes.settings import RouteSettings, TargetChoice
 from sluice.pipelines.routes.target import Target
 from sluice.pipelines.text.model import TextModel
 
@@ -46,7 +46,7 @@ class Route:
 
         By weight, each place goes to one of the targets left with a chance in proportion to its weight.
         """
-        if self.settings.choose is Choice.ORDERED:
+        if self.settings.choose is TargetChoice.ORDERED:
             return self.targets
         return sorted(self.targets, key=lambda target: _race_time(self._point(target, key), target.settings.weight))
 

@@ -19,7 +19,7 @@ _MAX_NAME_CHARS = 256
 _SHOWN_CHARS = 60
 
 
-class Choice(StrEnum):
+class TargetChoice(StrEnum):
     """How a request's first target is chosen: always the first one, or by chance and weight."""
 
     ORDERED = "ordered"
@@ -36,7 +36,7 @@ class TargetSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BreakerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a target's circuit breaker opens, and for how long (`pipelines/routes/breaker.py`)."""
+    """When a target's circuit breaker opens, and for how long (`pipelines/routes/target.py`)."""
 
     failures: int = 5
     failure_rate: float = 0.5
@@ -50,7 +50,7 @@ class RouteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is asked again there is a delay of `retry_delay_ms`, twice as long in each further round."""
 
     targets: tuple[TargetSettings, ...]
-    choose: Choice = Choice.ORDERED
+    choose: TargetChoice = TargetChoice.ORDERED
     retries: int | None = None
     retry_delay_ms: float = 50.0
     hedge_after_ms: float | None = None
@@ -159,7 +159,7 @@ def _check_targets(name: str, settings: RouteSettings, routes: Iterable[str]) ->
             raise ValueError(f"{where} must be a model, got the route {model!r}: a route's targets are no routes")
         if model in models[:index]:
             raise ValueError(f"{where} must be a model that no target before it has, got {model!r} again")
-    if settings.choose is Choice.WEIGHTED and not any(each.weight for each in settings.targets):
+    if settings.choose is TargetChoice.WEIGHTED and not any(each.weight for each in settings.targets):
         raise ValueError(f"route {name!r}: targets must have a weight above 0, got 0 for each, with choose: weighted")
 
 

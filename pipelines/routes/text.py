@@ -1,6 +1,6 @@
 """A route as a text model, for one request: it answers with the first of its targets that can."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -10,12 +10,58 @@ from sluice.pipelines.answers.cache import AnswerSource
 from sluice.pipelines.answers.notes import current_notes
 from sluice.pipelines.llm.text_models import model_and_adapter
 from sluice.pipelines.routes.attempts import Attempts
-from sluice.pipelines.routes.reader import RouteReader
 from sluice.pipelines.routes.route import Candidate, Route, known_lengths
-from sluice.pipelines.text.consumers import give
 from sluice.pipelines.text.model import fingerprint_of
-from sluice.pipelines.text.parts import ChatReader
-from sluice.pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextDetail, TextEvent, TextRequest
+from sluice.pipelines.text.stream import give
+from sluice.pipelines.text.types import (
+    AS_IT_IS,
+    AnswerText,
+    ChatReader,
+    Part,
+    Prompt,
+    PromptForm,
+    TextDetail,
+    TextEvent,
+    TextRequest,
+)
+
+
+class RouteReader:
+    """Reads with the reader of the target that the first event names."""
+
+    def __init__(self, readers: Mapping[str, ChatReader | None]) -> None:
+        """`readers` are those of the targets, at least one of which has a reader; None for answers of text alone."""
+        self._readers = readers
+        self._chosen: ChatReader | None = None
+
+    @property
+    def finds_reasoning(self) -> bool:
+        return any(each is not None and each.finds_reasoning for each in self._readers.values())
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return 0 if self._chosen is None else self._chosen.num_reasoning_tokens
+
+    @property
+    def relaxed(self) -> list[str]:
+        """Constraints that at least one of the targets does not hold calls to."""
+        relaxed = [what for each in self._readers.values() if each is not None for what in each.relaxed]
+        return list(dict.fromkeys(relaxed))
+
+    def read(self, event: TextEvent) -> list[Part]:
+        if event.detail is not None and event.detail.target:
+            self._chosen = self._readers[event.detail.target]
+        if self._chosen is None:
+            return [AnswerText(event.text)] if event.text else []
+        return self._chosen.read(event)
+
+    def feed(self, text: str) -> list[Part]:
+        if self._chosen is None:
+            return [AnswerText(text)] if text else []
+        return self._chosen.feed(text)
+
+    def finish(self) -> list[Part]:
+        return [] if self._chosen is None else self._chosen.finish()
 
 
 class RoutedText:

@@ -5,6 +5,7 @@ With `--native-text-stages` they also serve NVIDIA's own models of these stages,
 
 import asyncio
 import logging
+from copy import deepcopy
 from dataclasses import dataclass
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -12,9 +13,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sluice.errors import SluiceError, invalid
 from sluice.pipelines.llm.parameters import parameter_texts
 from sluice.pipelines.stages.bls import BlsModel, BlsSettings
-from sluice.pipelines.stages.postprocessing import PostprocessingModel
-from sluice.pipelines.stages.preprocessing import PreprocessingModel
-from sluice.pipelines.stages.stage import BLS, POSTPROCESSING, PREPROCESSING, StageSignature
+from sluice.pipelines.stages.stage import (
+    BLS,
+    POSTPROCESSING,
+    PREPROCESSING,
+    PostprocessingModel,
+    PreprocessingModel,
+    StageSignature,
+)
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.serving.backend import Backend, BackendContext
 from sluice.serving.config.validation import complete_and_check
@@ -40,6 +46,7 @@ class PreprocessingBackend(Backend):
     """
 
     name = "preprocessing"
+    is_stateless = True
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         return PREPROCESSING.complete(source.config)
@@ -61,6 +68,7 @@ class PostprocessingBackend(Backend):
     """
 
     name = "postprocessing"
+    is_stateless = True
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         return POSTPROCESSING.complete(source.config)
@@ -84,6 +92,8 @@ class BlsBackend(Backend):
     """
 
     name = "tensorrt_llm_bls"
+    is_stateless = True
+    finds_models = True
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         """Complete the tensors. A model that declares nothing is decoupled, unless it says otherwise."""
@@ -184,8 +194,7 @@ def replace_python_stage(config: ModelConfig) -> ModelConfig:
     if parameter is not None:
         log.warning("model '%s' stays in Python: its parameter %s needs NVIDIA's own stage", config.name, parameter)
         return config
-    native = ModelConfig()
-    native.CopyFrom(config)
+    native = deepcopy(config)
     native.backend, native.default_model_filename = stage.backend, ""
     for tensor in native.input:
         # NVIDIA's oldest postprocessing requires log probabilities, which its token model always gave.

@@ -1,6 +1,6 @@
 """NVIDIA's `tensorrt_llm_bls`: a text model that calls preprocessing, a token model and postprocessing."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -9,16 +9,16 @@ from time import perf_counter_ns
 import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.llm.parameters import excludes_input
-from sluice.pipelines.llm.values import find_most_sequences, gives_several, is_streamed, wants_stream
+from sluice.pipelines.llm.values import find_most_sequences, gives_several, is_streamed, streams_one_row
 from sluice.pipelines.stages.bls_requests import BlsRequest
-from sluice.pipelines.stages.bls_text import BeamText, DecodedText, DetokenizedText, StopWordCutter
-from sluice.pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
-from sluice.pipelines.stages.stage import BLS
-from sluice.pipelines.text.text_tensors import read_text_rows
+from sluice.pipelines.stages.stage import BLS, OUTPUT, PostprocessingModel
+from sluice.pipelines.text.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
+from sluice.pipelines.text.stream import StopStrings
+from sluice.pipelines.text.tensor_model import read_text_rows
 from sluice.serving.backend import ModelLookup
-from sluice.serving.backends.ensemble.rows import fit_shape
+from sluice.serving.backends.ensemble.graph import fit_shape
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model, infer_one, infer_stream
 from sluice.serving.request import InferRequest, InferResponse
@@ -26,8 +26,99 @@ from sluice.serving.spec import ModelSpec, build_spec
 from sluice.serving.task_model import RequestTasks
 from sluice.serving.tensors.tensor import Tensor
 
+Decode = Callable[[list[int]], Awaitable[str]]
+"""Returns the text of a whole sequence."""
 TEXT = "text_output"
 _STOP_WORDS, _SEQUENCE_INDEX = "stop_words", "sequence_index"
+
+
+class BeamText:
+    """The text of one beam of a stream: what its tokens add, and the whole so far in `text`."""
+
+    def __init__(self, text: "DetokenizedText | DecodedText", stop_words: Sequence[str]) -> None:
+        self._incremental = text
+        self._cutter = StopWordCutter(stop_words)
+        self.text = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._cutter.is_stopped
+
+    async def feed(self, token_ids: Sequence[int], *, is_last: bool) -> str:
+        """Add tokens and return the text that they add; with the last ones also the text kept back."""
+        if self.is_stopped:
+            return ""
+        piece = self._cutter.feed(await self._incremental.feed(token_ids))
+        if is_last:
+            piece += self._cutter.feed(await self._incremental.flush()) + self._cutter.flush()
+        self.text += piece
+        return piece
+
+
+class DetokenizedText:
+    """The text of one sequence by a detokenizer of this process. Gets each token once, in order."""
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
+
+    async def feed(self, token_ids: Sequence[int]) -> str:
+        """Add tokens and return the text that they complete. Text that may still change is kept back."""
+        return self._detokenizer.feed(token_ids)
+
+    async def flush(self) -> str:
+        """Return the text kept back, at the end."""
+        return self._detokenizer.flush()
+
+
+class DecodedText:
+    """The same by a model that only decodes whole sequences: it gets all tokens again for each new piece."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._token_ids: list[int] = []
+        self._text = ""
+        self._num_shown = 0
+
+    async def feed(self, token_ids: Sequence[int]) -> str:
+        if not token_ids:
+            return ""
+        self._token_ids += token_ids
+        self._text = await self._decode(self._token_ids)
+        return "" if self._text.endswith(REPLACEMENT_CHARACTER) else self._new()
+
+    async def flush(self) -> str:
+        return self._new()
+
+    def _new(self) -> str:
+        new = self._text[self._num_shown :]
+        self._num_shown += len(new)
+        return new
+
+
+class StopWordCutter:
+    """Cuts a text off after its first stop word, which stays part of the text, as in NVIDIA's BLS."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """Raise SluiceError INVALID for too many or too long words."""
+        self._stop = StopStrings(tuple(word for word in words if word))
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stop.matched is not None
+
+    def feed(self, piece: str) -> str:
+        if self.is_stopped:
+            return ""
+        return self._stop.feed(piece) + (self._stop.matched or "")
+
+    def flush(self) -> str:
+        return "" if self.is_stopped else self._stop.flush()
+
+    @classmethod
+    def cut(cls, text: str, words: Sequence[str]) -> str:
+        """Return a whole text up to and including its first stop word."""
+        cutter = cls(words)
+        return cutter.feed(text) + cutter.flush()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +159,7 @@ class BlsModel(Model):
     def _start(self, job: InferJob) -> None:
         request = job.request
         BLS.refuse_unsupported(request)
-        if wants_stream(request) and not self.spec.is_decoupled:
-            raise invalid("stream", f"model '{self.name}' does not stream: its transaction policy is not decoupled")
-        streams = is_streamed(request, self.spec)
-        if streams and request.batch_size != 1:
-            raise invalid("stream", f"only a request of one row can stream, this one has {request.batch_size}")
+        streams = streams_one_row(request, self.spec, request.batch_size)
         run = BlsRun(job, self.spec, self._find_models(), streams=streams, accumulates=self._settings.accumulates)
         self._tasks.start(job, partial(self._run, job, run))
 

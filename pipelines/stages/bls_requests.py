@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sluice.pipelines.stages.stage import BLS
-from sluice.serving.backends.ensemble.rows import fit_shape
+from sluice.serving.backends.ensemble.graph import fit_shape
 from sluice.serving.model import Model
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSpec

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from enum import StrEnum
 from pathlib import Path
 from time import perf_counter_ns
@@ -53,6 +54,7 @@ class TokenizerBackend(Backend):
     """
 
     name = "tokenizer"
+    is_stateless = True
     default_model_filename = "tokenizer.json"
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
@@ -72,8 +74,7 @@ class TokenizerBackend(Backend):
 
 
 def _complete(config: ModelConfig) -> ModelConfig:
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = deepcopy(config)
     if not completed.input:
         completed.input.add(name=TEXT, data_type=DataType.TYPE_STRING, dims=[1])
     if not completed.output:

@@ -5,7 +5,7 @@ import secrets
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Container, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tokenizers
 from tokenizers import AddedToken, models
@@ -32,17 +32,6 @@ class Spelled(NamedTuple):
 _start, _end = attrgetter("start"), attrgetter("end")
 
 
-class Encode(Protocol):
-    """Encodes text in which the `counted` control tokens count as such, and all others only spell their names."""
-
-    finds_tokens: bool
-    """Whether it finds control tokens in a text where `Find` sees none."""
-
-    def __call__(self, text: str, counted: list[Spelled], restore: Callable[[str], str]) -> list[int]:
-        """Return the token ids of `restore(text)`; `counted` are places in `text`."""
-        ...
-
-
 class ControlTokenGuard:
     """Encodes conversations whose contents spell control tokens (`<|end|>`): only those of the template count.
 
@@ -50,7 +39,9 @@ class ControlTokenGuard:
     back as the history of a conversation.
     """
 
-    def __init__(self, special: Sequence[AddedToken], normalizer: Any, encode: Encode) -> None:
+    def __init__(
+        self, special: Sequence[AddedToken], normalizer: Any, encode: "RenamingEncoder | SplitEncoder"
+    ) -> None:
         """Take the tokenizer's special tokens, and its normalizer, which it may apply before it looks for them."""
         is_normalized = normalizer is not None and any(token.normalized for token in special)
         may_be_any = is_normalized or encode.finds_tokens
@@ -109,7 +100,8 @@ class _StandIns:
 
 
 class RenamingEncoder:
-    """Encodes with a second tokenizer over the same model, which has random names in place of the control tokens. All
+    """Encodes text in which the control tokens at the counted places count as such, and all others only spell their
+    names, with a second tokenizer over the same model, which has random names in place of the control tokens. All
     else is encoded as the tokenizer itself does. A control token that the model finds in a text (Unigram) is left out.
     """
 

@@ -80,9 +80,10 @@ class PromptEcho:
     """Puts a prompt's text, and the log probabilities of its tokens, in front of those of the first event."""
 
     def __init__(self, tokenizer: Tokenizer, source: PlainPrompt, token_ids: list[int]) -> None:
-        """Echo text as it was sent, and token ids as the text that they stand for."""
-        detokenizer = tokenizer.detokenizer()
-        pieces = [detokenizer.feed((token_id,)) for token_id in token_ids]
+        """Echo text as it was sent, and token ids as the text that they stand for; the engine refuses those that stand
+        for none."""
+        detokenizer, known = tokenizer.detokenizer(), range(1 << 32)  # tokenizers take no others
+        pieces = [detokenizer.feed((token_id,)) if token_id in known else "" for token_id in token_ids]
         pieces.append(detokenizer.flush())
         self.text = source if isinstance(source, str) else "".join(pieces)
         self._pieces = pieces

@@ -7,8 +7,7 @@ from typing import Protocol
 
 from sluice.engine.client.stream import Consumer
 from sluice.errors import invalid
-from sluice.pipelines.text.parts import ChatReader
-from sluice.pipelines.text.types import AS_IT_IS, Conversation, Prompt, PromptForm, TextEvent, TextRequest
+from sluice.pipelines.text.types import AS_IT_IS, ChatReader, Conversation, Prompt, PromptForm, TextEvent, TextRequest
 from sluice.serving.model import Model
 
 UNCOUNTED_IMAGES = " here: how many tokens an image takes is known when an answer to it is generated"

@@ -1,25 +1,33 @@
-"""Token events to text events: incremental text and stop strings; and a stream's measurement."""
+"""Token events to text events: incremental text, stop strings, the consumers of events, a stream's measurement."""
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from time import perf_counter_ns
-from typing import Protocol
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from sluice.engine.client.stream import Consumer
 from sluice.engine.types import EventDetail, FinishReason, SamplingParams, SequenceMetrics, TokenEvent
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.text.detokenizer import Detokenizer
-from sluice.pipelines.text.logprobs import LogprobTracker
+from sluice.pipelines.text.logprobs import LogprobTracker, PromptEcho
 from sluice.pipelines.text.types import ENDED_EARLY, EncodedPrompt, PlainPrompt, Prompt, TextDetail, TextEvent
 from sluice.record.spans import current_span
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
 """Characters. Both limits bound the cost of searching one piece of text."""
+T = TypeVar("T")
+U = TypeVar("U")
+
+Generate = Callable[[Consumer[TextEvent]], Coroutine[Any, Any, None]]
+"""Generates one text: pushes its events to a consumer, up to the last one. Cancelling it cancels the request."""
+ObserveDetail = Callable[[EventDetail], None]
 
 
 class TextStream:
@@ -239,34 +247,37 @@ def with_prompt_end(event: TextEvent, prompt_end: str) -> TextEvent:
 # -- how a stream is measured
 
 
-class StreamRecord(Protocol):
-    """The measurements of one LLM request: tokens, time to first token, gaps."""
+class StreamRecord:
+    """The measurements of one LLM request: tokens, time to first token, gaps. This one measures nothing."""
+
+    __slots__ = ()
 
     async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
         """Note what the generation can use at most, before it is submitted, and return the weight of its tenant; None
         where the engine knows it. Raises SluiceError to refuse the generation."""
+        return None
 
-    def observe(self, event: TextEvent) -> None: ...
-    def fail(self, error: Exception) -> None: ...
-    def close(self) -> None: ...
+    def observe(self, event: TextEvent) -> None:
+        """Count an event that is about to go to the client."""
 
-
-class RequestPart(Protocol):
-    """A model's share of a request with several generations, which is counted once."""
+    def fail(self, error: Exception) -> None:
+        """Note that the request failed."""
 
     def close(self) -> None:
-        """Count the request: its generations have ended."""
+        """Count the request: it has ended."""
 
 
 class SharedPrompt:
     """One prompt of a request that has several generations, as those of this prompt see it."""
 
-    __slots__ = ("index", "parts")
+    __slots__ = ("at_end", "index", "parts")
 
-    def __init__(self, index: int, parts: dict[object, RequestPart]) -> None:
-        """`parts` is the same for all prompts of the request: its parts by whatever tells models apart."""
+    def __init__(self, index: int, parts: dict[object, object], at_end: ExitStack) -> None:
+        """`parts` is the same for all prompts of the request: its parts by whatever tells models apart. So is `at_end`,
+        which counts them when the generations have ended."""
         self.index = index
         self.parts = parts
+        self.at_end = at_end
 
 
 current_prompt: ContextVar[SharedPrompt | None] = ContextVar("current_prompt", default=None)
@@ -274,7 +285,7 @@ current_prompt: ContextVar[SharedPrompt | None] = ContextVar("current_prompt", d
 
 
 @contextmanager
-def share_request(num_prompts: int, num_generations: int) -> Iterator[Callable[[int], None]]:
+def share_request(num_prompts: int, num_generations: int) -> Iterator[Callable[[int], object]]:
     """Have the generations of a request that begin and end within the context counted as one request, each prompt once.
 
     Yields a function that the task of each generation calls first, with the index of its prompt.
@@ -282,17 +293,10 @@ def share_request(num_prompts: int, num_generations: int) -> Iterator[Callable[[
     if num_generations == 1:
         yield lambda index: None
         return
-    parts: dict[object, RequestPart] = {}
-    prompts = [SharedPrompt(index, parts) for index in range(num_prompts)]
-
-    def begin(index: int) -> None:
-        current_prompt.set(prompts[index])
-
-    try:
-        yield begin
-    finally:
-        for part in parts.values():
-            part.close()
+    with ExitStack() as at_end:
+        parts: dict[object, object] = {}
+        prompts = [SharedPrompt(index, parts, at_end) for index in range(num_prompts)]
+        yield lambda index: current_prompt.set(prompts[index])
 
 
 DETOKENIZE_MS = "sluice.detokenize_ms"
@@ -303,18 +307,9 @@ OpenRecord = Callable[[str, str], StreamRecord]
 """Opens the record of a request; takes the names of its model and protocol."""
 
 
-class _NoRecord:
-    """Measures nothing."""
-
-    async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None: ...
-    def observe(self, event: TextEvent) -> None: ...
-    def fail(self, error: Exception) -> None: ...
-    def close(self) -> None: ...
-
-
 def no_record(model: str, protocol: str) -> StreamRecord:
     """Open a record that measures nothing."""
-    return _NoRecord()
+    return StreamRecord()
 
 
 @contextmanager
@@ -375,3 +370,118 @@ class OpenTexts:
     async def wait_idle(self) -> None:
         """Wait until none is open."""
         await self._idle.wait()
+
+
+async def give(consumer: Consumer[T], event: T) -> None:
+    """Have a consumer take an event, and wait until it is ready for the next one."""
+    if not consumer.take(event):
+        await consumer.ready()
+
+
+class Called(Generic[T]):
+    """Calls a function with each event, and is always ready."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[[T], object]) -> None:
+        self._function = function
+
+    def take(self, event: T) -> bool:
+        self._function(event)
+        return True
+
+    async def ready(self) -> None: ...
+
+
+class Mapped(Generic[T, U]):
+    """Passes on what a function makes of each event."""
+
+    __slots__ = ("_make", "_pass_on", "ready")
+
+    def __init__(self, make: Callable[[T], U], consumer: Consumer[U]) -> None:
+        self._make = make
+        self._pass_on = consumer.take
+        self.ready = consumer.ready
+
+    def take(self, event: T) -> bool:
+        return self._pass_on(self._make(event))
+
+
+class Expanded(Generic[T, U]):
+    """Passes on the events that a function makes of each event, one after the other."""
+
+    def __init__(self, make: Callable[[T], Iterable[U]], consumer: Consumer[U]) -> None:
+        self._make = make
+        self._consumer = consumer
+        self._held: deque[U] = deque()
+
+    def take(self, event: T) -> bool:
+        self._held += self._make(event)
+        return self._pass_held()
+
+    async def ready(self) -> None:
+        await self._consumer.ready()
+        while not self._pass_held():
+            await self._consumer.ready()
+
+    def _pass_held(self) -> bool:
+        while self._held:
+            if not self._consumer.take(self._held.popleft()):
+                return False
+        return True
+
+
+class TextEvents:
+    """Passes on the text of one generation's token events, the first one with what belongs to the prompt."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        record: StreamRecord,
+        consumer: Consumer[TextEvent],
+        *,
+        prompt_end: str = "",
+        echo: PromptEcho | None = None,
+        is_echo_alone: bool = False,
+        on_detail: ObserveDetail | None = None,
+        on_end: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """`feed` makes text events of token events. `on_detail` gets the details of the engine's events before the
+        text event that they lead to. `on_end` gets the numbers of tokens of the prompt and of a complete text.
+        `is_echo_alone`: the text is the prompt."""
+        self.stop_generation: Callable[[], None]
+        """Called when the text ends, which may be before the engine ends it."""
+        self._feed = feed
+        self._observe = record.observe
+        self._pass_on = consumer.take
+        self.ready = consumer.ready
+        self._prompt_end = prompt_end
+        self._echo = echo
+        self._is_echo_alone = is_echo_alone
+        self._on_detail = on_detail
+        self._on_end = on_end
+
+    def take(self, token_event: TokenEvent) -> bool:
+        if token_event.detail is not None and self._on_detail is not None:
+            self._on_detail(token_event.detail)
+        event = self._feed(token_event)
+        if event is None:
+            return True
+        if self._prompt_end or self._echo:
+            event = self._with_prompt(event)
+        if event.finish_reason is not None:
+            self.stop_generation()
+            check_complete(event)
+            if self._on_end is not None:
+                self._on_end(event.prompt_tokens, event.completion_tokens)
+        self._observe(event)
+        return self._pass_on(event)
+
+    def _with_prompt(self, event: TextEvent) -> TextEvent:
+        prompt_end, self._prompt_end = self._prompt_end, ""
+        echo, self._echo = self._echo, None
+        if prompt_end:
+            event = with_prompt_end(event, prompt_end)
+        if echo is None:
+            return event
+        return echo.alone(event) if self._is_echo_alone else echo.prepend_to(event)

@@ -1,8 +1,9 @@
-"""Any served model as a text model, called through its tensors: an ensemble that answers questions, a hosted LLM."""
+"""Any served model as a text model, called through its tensors of texts: an ensemble that answers questions, a hosted
+LLM."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -14,7 +15,6 @@ from sluice.engine.types import FinishReason
 from sluice.engine.validation import check_sampling
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.pipelines.text.citations import EncodingProgress, Source, cite, decode_progress, decode_source
-from sluice.pipelines.text.consumers import give
 from sluice.pipelines.text.model import (
     TextModel,
     fingerprint_of,
@@ -23,8 +23,7 @@ from sluice.pipelines.text.model import (
     text_model_of,
 )
 from sluice.pipelines.text.sampling import SamplingDefaults, build_request_parameters, default_max_tokens, not_passed_on
-from sluice.pipelines.text.stream import sent_prompt
-from sluice.pipelines.text.text_tensors import encode_messages
+from sluice.pipelines.text.stream import Expanded, sent_prompt
 from sluice.pipelines.text.types import (
     AS_IT_IS,
     ChatMessage,
@@ -37,14 +36,16 @@ from sluice.pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-from sluice.serving.model import Model, infer_stream
+from sluice.serving.model import Model, ResponseStream
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSpec, TensorSpec
 from sluice.serving.tensors.datatypes import BYTES
 from sluice.serving.tensors.tensor import Tensor
 
+MAX_MESSAGES = 10_000
+"""Most messages of a conversation. Making more of them holds up the event loop."""
 MESSAGES = "messages"
-"""An input of this name takes a whole conversation, as JSON (`pipelines/text/text_tensors.py`)."""
+"""An input of this name takes a whole conversation, as JSON (`pipelines/text/tensor_model.py`)."""
 INPUTS = (MESSAGES, "query", "question", "text_input")
 """Names of inputs that take the user's text, in order of preference."""
 OUTPUTS = ("response", "answer", "text_output")
@@ -68,6 +69,61 @@ NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, NUM_CACHED_TOKENS = "num_input_tokens", "nu
 _COUNTS = (NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, NUM_CACHED_TOKENS)
 SIDE_OUTPUTS = frozenset({SOURCES, DROPPED, ENCODING, FINISH_REASON, *_COUNTS})
 """Outputs that are read besides the text."""
+
+
+def read_text_rows(request: InferRequest, name: str, *, is_batched: bool) -> list[list[str]]:
+    """Return each row's texts in the input `name`; without a batch dimension one row. Raises INVALID without UTF-8."""
+    array = request.inputs[name].array
+    rows = array.reshape(array.shape[0], -1) if is_batched else array.reshape(1, -1)
+    try:
+        return [[element.decode() for element in row] for row in rows.tolist()]
+    except UnicodeDecodeError:
+        raise invalid(name, f"input '{name}' must be text in UTF-8") from None
+
+
+def build_text_tensor(name: str, rows: Sequence[Sequence[bytes]], *, is_batched: bool) -> Tensor:
+    """Build a tensor [rows, longest row], padded with empty elements, or [elements] without a batch dimension."""
+    width = max(map(len, rows))
+    array = np.full((len(rows), width), b"", np.object_)
+    for padded, row in zip(array, rows, strict=True):
+        padded[: len(row)] = row
+    return Tensor.of(name, array if is_batched else array.reshape(width))
+
+
+class _TextPart(msgspec.Struct, frozen=True):
+    type: Literal["text"]
+    text: str
+
+
+class _Turn(msgspec.Struct, frozen=True):
+    role: str
+    content: str | list[_TextPart]
+
+    def message(self) -> ChatMessage:
+        if isinstance(self.content, str):
+            return ChatMessage(self.role, self.content)
+        return ChatMessage(self.role, "".join(part.text for part in self.content))
+
+
+_DECODER = msgspec.json.Decoder(list[_Turn])
+_ENCODER = msgspec.json.Encoder()
+
+
+def decode_messages(text: str, param: str = "messages") -> tuple[ChatMessage, ...]:
+    """Decode a JSON array of messages. Roles are not checked. Raises SluiceError INVALID, naming `param`."""
+    try:
+        turns = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        form = '[{"role": "user", "content": "..."}, ...]'
+        raise invalid(param, f"{param} must be a JSON array of messages, {form}: {error}") from None
+    if len(turns) > MAX_MESSAGES:
+        raise invalid(param, f"{param} must have at most {MAX_MESSAGES} messages, got {len(turns)}")
+    return tuple([turn.message() for turn in turns])
+
+
+def encode_messages(messages: Sequence[ChatMessage]) -> bytes:
+    """Encode messages as a JSON array, for an element of a tensor or a request parameter."""
+    return _ENCODER.encode(messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +237,7 @@ class TensorText:
             max_tokens = request.sampling.get("max_tokens", request.default_max_tokens) or _ANY_LENGTH
             check_sampling(SamplingDefaults().resolve(request.sampling, max_tokens))
             stream = TensorTextStream(self.name, self._signature.output.name)
-            async with aclosing(infer_stream(self.model, self._infer_request(request))) as responses:
-                async for response in responses:
-                    for event in stream.feed(response):
-                        await give(consumer, event)
+            await ResponseStream(self.model, self._infer_request(request)).pass_to(Expanded(stream.feed, consumer))
 
     def _infer_request(self, request: TextRequest) -> InferRequest:
         text, history = self._split_prompt(request.prompt)

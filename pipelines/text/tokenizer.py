@@ -2,17 +2,17 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sluice.errors import ErrorCode, SluiceError, invalid, too_long
 from sluice.heap import trim_heap
 from sluice.pipelines.text.chat_template import ChatTemplate
-from sluice.pipelines.text.control_tokens import ControlTokenGuard, Encode, RenamingEncoder, SplitEncoder
+from sluice.pipelines.text.control_tokens import ControlTokenGuard, RenamingEncoder, SplitEncoder
 from sluice.pipelines.text.detokenizer import (
     Detokenizer,
     SlowDetokenizer,
@@ -20,7 +20,6 @@ from sluice.pipelines.text.detokenizer import (
     UnspacedDetokenizer,
     detokenizer_factory,
 )
-from sluice.pipelines.text.fill_in_middle import fill_in_prompt
 from sluice.pipelines.text.template_forms import TemplateForms, Turn
 from sluice.pipelines.text.transformers_tokenizer import SlowBackend, load_tokenizer
 from sluice.pipelines.text.turns import strings_in, tool_turns, with_strings
@@ -67,6 +66,33 @@ _MAX_CHAR_BYTES = 4
 _NUM_WORKERS = 2
 
 T = TypeVar("T")
+
+
+class FillInTokens(NamedTuple):
+    """Tokens that stand before the prefix, before the suffix, and where the model shall begin."""
+
+    prefix: str
+    suffix: str
+    middle: str
+
+
+FORMATS = (
+    FillInTokens("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma
+    FillInTokens("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    FillInTokens("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    FillInTokens("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    FillInTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+)
+
+
+def fill_in_prompt(prefix: str, suffix: str, vocabulary: Container[str]) -> str:
+    """Return the text of a prompt. Raises INVALID (param "suffix") for a vocabulary without tokens for it."""
+    tokens = next((each for each in FORMATS if all(token in vocabulary for token in each)), None)
+    if tokens is None:
+        known = ", ".join(each.prefix for each in FORMATS)
+        reason = f"the model's tokenizer has no tokens to fill in a middle with (such as {known})"
+        raise invalid("suffix", f"suffix must be left out: {reason}")
+    return f"{tokens.prefix}{prefix}{tokens.suffix}{suffix}{tokens.middle}"
 
 
 class Tokenizer:
@@ -330,9 +356,8 @@ class Tokenizer:
         special = {i: token for i, token in added.items() if (token.special or i in named) and token.content}
         if not special:
             return None
-        encode: Encode = SplitEncoder(self._tokenizer)
-        if self._tokenizer.is_fast:
-            encode = RenamingEncoder(self._backend, special)
+        is_fast = self._tokenizer.is_fast
+        encode = RenamingEncoder(self._backend, special) if is_fast else SplitEncoder(self._tokenizer)
         return ControlTokenGuard(list(special.values()), self._backend.normalizer, encode)
 
 

@@ -1,7 +1,7 @@
-"""Requests to text models and the events that they answer with. All values are frozen."""
+"""Requests to text models, the events that they answer with, and the parts of a chat's answer. Values are frozen."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -57,7 +57,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a chat template is rendered with, besides the messages.
+    """The values that a chat template is rendered with, besides the messages.
 
     `tools` are functions in OpenAI's form, `{"type": "function", "function": {...}}`; `documents` are objects with a
     title and a text; `template` replaces the model's own; `arguments` are further variables of the template;
@@ -265,3 +265,65 @@ class TextEvent(msgspec.Struct, frozen=True, gc=False):
 
 ENDED_EARLY = (FinishReason.CANCELLED, FinishReason.ERROR)
 """Reasons for which the engine, not the client, ended a request. The client must not see a clean end."""
+
+
+class AnswerText(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the answer's text."""
+
+    text: str
+
+
+class ReasoningText(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the reasoning before the answer."""
+
+    text: str
+
+
+class CallStart(msgspec.Struct, frozen=True, gc=False):
+    """The beginning of a tool call. Calls are numbered from 0 in an answer."""
+
+    index: int
+    id: str
+    name: str
+
+
+class CallArguments(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+Part = AnswerText | ReasoningText | CallStart | CallArguments
+
+
+class ChatReader(Protocol):
+    """Finds the parts of one answer. The joined parts never depend on how the text was split. Only the answer's task
+    uses it."""
+
+    @property
+    def finds_reasoning(self) -> bool:
+        """Whether the model reasons, in a format that the reader knows."""
+        ...
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the answer's tokens are reasoning, without the marks around it; known after the last event."""
+        ...
+
+    @property
+    def relaxed(self) -> list[str]:
+        """Constraints of the tools' schemas that calls are not held to, each with its place."""
+        ...
+
+    def read(self, event: TextEvent) -> list[Part]:
+        """Return the parts that an event of the answer completes, all that is left with the last event."""
+        ...
+
+    def feed(self, text: str) -> list[Part]:
+        """Return the parts that more text completes. Text that may still become another part is kept back."""
+        ...
+
+    def finish(self) -> list[Part]:
+        """Return the parts of the text kept back, at the end of the text."""
+        ...

@@ -29,7 +29,11 @@ _MAX_UNSENT_BYTES = 64 << 20
 
 
 class RedisCache(ResponseCache):
-    """Packed responses by key in Redis. To be made on the event loop; it connects by itself, again after an outage."""
+    """Packed responses by key in Redis. To be made on the event loop; it connects by itself, again after an outage.
+
+    It is no `Store`: records have versions, and each is asked for alone, which costs 50 us of processor time. Look-ups
+    that come together share a command here and cost 6 us each.
+    """
 
     def __init__(self, settings: RedisCacheSettings) -> None:
         self.usage = CacheUsage(size_bytes=None)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from copy import deepcopy
 from hashlib import blake2b, file_digest
 from itertools import count
 from time import perf_counter_ns
@@ -238,8 +239,7 @@ def fingerprint(source: ModelSource) -> str:
 
 
 def _response_fields(config: ModelConfig) -> bytes:
-    kept = ModelConfig()
-    kept.CopyFrom(config)
+    kept = deepcopy(config)
     for field in _NOT_IN_RESPONSES:
         kept.ClearField(field)
     return bytes(kept.SerializeToString(deterministic=True))

@@ -7,6 +7,7 @@ for backends whose models all have the same tensors.
 
 import difflib
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,8 +180,7 @@ def complete_tensors(
     config: ModelConfig, inputs: Sequence[DeclaredTensor], outputs: Sequence[DeclaredTensor]
 ) -> ModelConfig:
     """Return `config`, all inputs or outputs added where it has none. Raises INVALID where its own do not fit."""
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = deepcopy(config)
     if not completed.input:
         completed.input.extend(
             ModelInput(name=each.name, data_type=each.number, dims=each.dims, optional=each.is_optional)

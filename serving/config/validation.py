@@ -7,6 +7,7 @@ first of them, as Triton would report it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling
 
@@ -30,8 +31,7 @@ def check_tensors(config: ModelConfig, *, is_complete: bool = True) -> None:
 
 def complete_and_check(config: ModelConfig) -> ModelConfig:
     """Return a configuration that a backend has completed, with Triton's defaults. Raises as `check_tensors`."""
-    whole = ModelConfig()
-    whole.CopyFrom(config)
+    whole = deepcopy(config)
     fill_defaults(whole)
     check_tensors(whole)
     return whole

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -254,8 +255,7 @@ def build_candidate(
             step.model_name = member(step.model_namespace, step.model_name)
     fill_defaults(config)
     versions = _select_versions(config, available)
-    common = ModelConfig()
-    common.CopyFrom(config)
+    common = deepcopy(config)
     common.ClearField("instance_group")
     serialized = common.SerializeToString(deterministic=True)
     instances = tuple(group.SerializeToString(deterministic=True) for group in config.instance_group)

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -169,8 +170,7 @@ def _inspect_folder(
 
 def _ignored_fields(written: ModelConfig, candidate: ModelCandidate, backend: Backend | None) -> list[Finding]:
     """Return findings on ignored fields as written, without defaults, for the backend that the files tell."""
-    config = ModelConfig()
-    config.CopyFrom(written)
+    config = deepcopy(written)
     config.backend, config.platform = candidate.config.backend, candidate.config.platform
     return ignored_field_findings(config, backend)
 
@@ -208,8 +208,7 @@ def _load_errors(
         path = "backend" if candidate.config.backend else "platform"
         yield from (replace(each, path=path) for each in error_findings(error))
         return
-    config = ModelConfig()
-    config.CopyFrom(candidate.config)
+    config = deepcopy(candidate.config)
     config.default_model_filename = config.default_model_filename or backend.default_model_filename
     yield from _raised_findings(lambda: configured_weights(config), f'parameters["{PARAMETER}"]')
     of_tensors = list(_raised_findings(lambda: check_tensors(config, is_complete=False)))
@@ -271,8 +270,7 @@ def _machine_notes(candidate: ModelCandidate, backend: Backend) -> Iterator[Find
 
 
 def _version_source(candidate: ModelCandidate, version: int, backend: Backend) -> ModelSource:
-    config = ModelConfig()
-    config.CopyFrom(candidate.config)
+    config = deepcopy(candidate.config)
     config.default_model_filename = config.default_model_filename or backend.default_model_filename
     return ModelSource(candidate.folder.path, version, config)
 

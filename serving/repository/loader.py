@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
+from copy import deepcopy
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, TypeVar
@@ -107,8 +108,7 @@ class VersionLoader:
     async def _load(self, candidate: ModelCandidate, version: int) -> Model:
         written = self._hooks.substitute(candidate.config)
         backend = await self._backend(written.backend or ENSEMBLE)
-        config = ModelConfig()
-        config.CopyFrom(written)
+        config = deepcopy(written)
         config.default_model_filename = config.default_model_filename or backend.default_model_filename
         source = ModelSource(candidate.folder.path, version, config)
         await asyncio.to_thread(check_model_file, source, backend)
@@ -136,8 +136,7 @@ class VersionLoader:
 
         Returns False where the model must be loaded again. A failed update leaves the model as it was.
         """
-        config = ModelConfig()
-        config.CopyFrom(model.config)
+        config = deepcopy(model.config)
         config.ClearField("instance_group")
         config.instance_group.extend(written.instance_group)
         check_active_instances(config)

@@ -1,6 +1,7 @@
 """The model repository of one server: it loads models from Triton's layout, and finds them by name while they serve."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
-from sluice.serving.backend import BackendContext, LoadOverrides
+from sluice.serving.backend import Backend, BackendContext, LoadOverrides
 from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.config.completion import ENSEMBLE
 from sluice.serving.model import Model
 from sluice.serving.repository.loader import BackgroundTasks, LoadHooks, VersionLoader, requested_by_model
 from sluice.serving.repository.managed_model import IndexEntry, ManagedModel, ModelState
@@ -66,8 +70,9 @@ class ModelRepository:
         self._drains = BackgroundTasks()
         self._is_started = False
         self._is_closing = False
+        self._registry = registry or BackendRegistry()
         self._loader = VersionLoader(
-            registry or BackendRegistry(),
+            self._registry,
             context_factory(RoutedModels(self)),
             is_strict=strict_config,
             may_change=mode is ControlMode.POLL,
@@ -121,6 +126,19 @@ class ModelRepository:
                 reason = f"version {version} of model '{name}' does not serve; those that do: {listed}"
                 raise SluiceError(ErrorCode.INVALID, reason, param="weights")
         known.set_weights = None if weights is None else VersionWeights(dict(weights))
+
+    def signature(self, name: str) -> str:
+        """Return a text that is equal in another repository where that has loaded the same; "" for a model without a
+        folder, or with a configuration that came with a request."""
+        managed = self._models.get(name)
+        candidate = None if managed is None else managed.candidate
+        if candidate is None or candidate.is_overridden or candidate.folder.is_temporary:
+            return ""
+        return hashlib.sha256(repr(sorted(candidate.signatures.items())).encode()).hexdigest()
+
+    def backend_of(self, config: ModelConfig) -> Backend | None:
+        """Return the backend of a configuration; None where none is installed."""
+        return self._registry.find(config.backend or ENSEMBLE)
 
     def versions(self, name: str) -> list[Model]:
         """Return the ready versions, ascending, at least one. Raises NOT_FOUND."""

@@ -27,6 +27,9 @@ class DocumentStore(ABC):
     name: str
     """The store's name in messages: `SQLite store /data/rag.sqlite`, `Postgres store db.example:5432/rag`."""
 
+    is_shared = True
+    """Whether other processes that open the same place find the same collections."""
+
     @abstractmethod
     async def open(self) -> None:
         """Connect, and create or upgrade the schema. Idempotent."""

@@ -4,6 +4,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -74,8 +75,7 @@ class ArrayBackend(Backend):
         if not self.can_open(source.config):
             return
         signature = self.read_signature(source)
-        config = ModelConfig()
-        config.CopyFrom(source.config)
+        config = deepcopy(source.config)
         if needs_completion(config):
             complete_config(config, signature, DEFAULT_MAX_BATCH_SIZE)
         check_tensors(config)
@@ -88,8 +88,7 @@ class ArrayBackend(Backend):
         return session.signature
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        config = ModelConfig()
-        config.CopyFrom(source.config)
+        config = deepcopy(source.config)
         if needs_completion(config):
             signature = await asyncio.to_thread(self.read_signature, source)
             complete_config(config, signature, default_max_batch_size(context.backend_options, self.name))

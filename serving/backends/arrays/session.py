@@ -7,6 +7,7 @@ from threading import Lock
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.heap import trim_heap
+from sluice.serving.loop_turn import StoppableRun
 from sluice.serving.tensors.datatypes import DataType
 from sluice.serving.tensors.tensor import Array
 
@@ -40,10 +41,9 @@ class Signature:
         return all(tensor.dims[:1] == (-1,) for tensor in (*self.inputs.values(), *self.outputs.values()))
 
 
-class ArrayRun(ABC):
+class ArrayRun(StoppableRun):
     """One run of a session."""
 
-    is_stopped: bool = False
     can_stop: bool = False
     """Whether `stop` ends a run that has begun."""
 
@@ -55,10 +55,6 @@ class ArrayRun(ABC):
         after the other. The caller owns the arrays: the library does not write to them again. BYTES are object arrays,
         of `str` where the session's `strings_are_text`, else of `bytes`.
         """
-
-    @abstractmethod
-    def stop(self) -> None:
-        """End the run early where the library can; `execute` then raises or returns. Thread-safe; idempotent."""
 
 
 class UninterruptibleRun(ArrayRun):

@@ -33,6 +33,7 @@ class EnsembleBackend(Backend):
     """Loads ensembles. They have a configuration and no file; the models of their steps are loaded before them."""
 
     name = "ensemble"
+    is_stateless = True
     ignored_fields: ClassVar[Mapping[str, str]] = {
         "instance_group.rate_limiter": "an engine plans its steps itself",
         "instance_group.passive": "it has no instances",

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -30,6 +31,8 @@ class OnnxRuntimeBackend(ArrayBackend):
     """Loads ONNX models: a file, or a folder with a file and its external data."""
 
     name = "onnxruntime"
+    is_stateless = True
+    uses_gpus = True
     model_files: tuple[ModelFile, ...] = (ModelFile("model.onnx", _PLATFORM),)
     detection_order = 10
     supported_fields = ArrayBackend.supported_fields | {
@@ -53,8 +56,7 @@ class OnnxRuntimeBackend(ArrayBackend):
     def check_options(self, config: ModelConfig) -> None:
         for each in place_instances(config, self.num_gpus()):
             choose_providers(each, config)
-        plain = ModelConfig()
-        plain.CopyFrom(config)
+        plain = deepcopy(config)
         plain.ClearField("model_operations")  # libraries that only a load opens
         build_session_options(plain)
 
@@ -68,8 +70,7 @@ class OnnxRuntimeBackend(ArrayBackend):
         return missing_accelerators(config)
 
     def read_signature(self, source: ModelSource) -> Signature:
-        config = ModelConfig()
-        config.CopyFrom(source.config)
+        config = deepcopy(source.config)
         config.optimization.graph.level = _UNOPTIMIZED
         return OnnxSession(model_path(source), config, choose_providers(Placement(config.name), config)).signature
 

@@ -24,6 +24,7 @@ class OpenVinoBackend(ArrayBackend):
     """Loads IR (`model.xml` beside `model.bin`), or another file that OpenVINO reads, by `default_model_filename`."""
 
     name = "openvino"
+    is_stateless = True
     model_files: tuple[ModelFile, ...] = (ModelFile("model.xml"),)
     detection_order = 50
     default_model_filename = "model.xml"

@@ -45,7 +45,7 @@ _ERROR_NUMBERS = {code: number for number, code in ERROR_CODES.items()} | {
 _INTERNAL = 1
 
 
-class Connection:
+class WorkerConnection:
     """Exchanges frames and shared memory with one worker. Event loop's thread only."""
 
     def __init__(self, name: str, on_message: Callable[[frames.Message], None], on_end: Callable[[], None]) -> None:
@@ -241,7 +241,7 @@ def _close_all(fds: list[int]) -> None:
 
 
 def to_wire_request(
-    number: int, request: InferRequest, connection: Connection, traceparent: str = ""
+    number: int, request: InferRequest, connection: WorkerConnection, traceparent: str = ""
 ) -> frames.WireRequest:
     """Convert a request for a worker. Large tensors go to shared memory."""
     return frames.WireRequest(
@@ -257,7 +257,7 @@ def to_wire_request(
     )
 
 
-def to_wire_response(number: int, response: InferResponse, connection: Connection) -> frames.WireResponse:
+def to_wire_response(number: int, response: InferResponse, connection: WorkerConnection) -> frames.WireResponse:
     """Convert another model's response for the worker that called it."""
     if response.error is not None:
         return frames.WireResponse(number, response.is_final, error=to_wire_error(response.error))
@@ -270,7 +270,7 @@ def to_wire_error(error: SluiceError) -> tuple[int, str]:
     return _ERROR_NUMBERS.get(error.code, _INTERNAL), error.message
 
 
-def _wire_tensor(name: str, tensor: Tensor, connection: Connection) -> frames.WireTensor:
+def _wire_tensor(name: str, tensor: Tensor, connection: WorkerConnection) -> frames.WireTensor:
     data_type = tensor.data_type
     if data_type is not BYTES and tensor.num_elements * data_type.itemsize > frames.INLINE_BYTES:
         flat = np.ascontiguousarray(tensor.array, data_type.dtype).reshape(-1)
@@ -283,7 +283,7 @@ def _wire_tensor(name: str, tensor: Tensor, connection: Connection) -> frames.Wi
     )  # msgpack encodes any buffer like bytes
 
 
-def from_wire_response(wire: frames.WireResponse, connection: Connection) -> InferResponse:
+def from_wire_response(wire: frames.WireResponse, connection: WorkerConnection) -> InferResponse:
     """Convert a worker's response. Large tensors are views of the worker's memory, and remain valid."""
     if wire.error is not None:
         code, message = wire.error
@@ -292,7 +292,7 @@ def from_wire_response(wire: frames.WireResponse, connection: Connection) -> Inf
     return InferResponse(outputs, wire.parameters or {}, is_final=wire.is_final)
 
 
-def from_wire_request(wire: frames.WireRequest, connection: Connection) -> InferRequest:
+def from_wire_request(wire: frames.WireRequest, connection: WorkerConnection) -> InferRequest:
     """Convert a request that a worker's model makes to another one."""
     return InferRequest(
         {each.name: Tensor(each.name, each.datatype, each.shape, connection.open(each.raw)) for each in wire.inputs},

@@ -12,7 +12,7 @@ from pathlib import Path
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import from_process
 from sluice.serving.backends.python import frames
-from sluice.serving.backends.python.connection import Connection
+from sluice.serving.backends.python.connection import WorkerConnection
 from sluice.serving.backends.python.environments import WorkerLaunch
 from sluice.serving.backends.python.output import PrintedOutput
 from sluice.serving.backends.python.shared_memory import BatchProgress, create_progress_file
@@ -34,7 +34,7 @@ class PythonWorkerProcess:
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._process: asyncio.subprocess.Process | None = None
-        self.connection = Connection(name, self._receive, self._handle_disconnect)
+        self.connection = WorkerConnection(name, self._receive, self._handle_disconnect)
         self._progress: BatchProgress | None = None
         self._is_ending = False
         self._started: asyncio.Future[None] = self._loop.create_future()

@@ -16,7 +16,12 @@ from sluice.serving.backend import (
     ModelLookup,
 )
 from sluice.serving.backends.python import frames
-from sluice.serving.backends.python.connection import Connection, from_wire_request, to_wire_error, to_wire_response
+from sluice.serving.backends.python.connection import (
+    WorkerConnection,
+    from_wire_request,
+    to_wire_error,
+    to_wire_response,
+)
 from sluice.serving.job import InferJob
 from sluice.serving.request import InferResponse
 
@@ -28,7 +33,7 @@ FindSpan = Callable[[int], Span | None]
 class WorkerCalls:
     """Calls of other models by one worker's model that have not ended. They end with the worker."""
 
-    def __init__(self, models: ModelLookup, connection: Connection, find_span: FindSpan) -> None:
+    def __init__(self, models: ModelLookup, connection: WorkerConnection, find_span: FindSpan) -> None:
         self._models = models
         self._find_span = find_span
         self._connection = connection
@@ -136,7 +141,9 @@ class WorkerMetrics:
 class WorkerServices:
     """Serves one worker process until it ends. Event loop's thread only."""
 
-    def __init__(self, model_name: str, context: BackendContext, connection: Connection, find_span: FindSpan) -> None:
+    def __init__(
+        self, model_name: str, context: BackendContext, connection: WorkerConnection, find_span: FindSpan
+    ) -> None:
         """`find_span` returns where the time of one of the worker's requests is noted."""
         self._model_name = model_name
         self._context = context
@@ -216,7 +223,7 @@ class WorkerServices:
             task.cancel()
 
 
-def refuse_request(message: frames.ServiceRequest, connection: Connection, reason: str) -> None:
+def refuse_request(message: frames.ServiceRequest, connection: WorkerConnection, reason: str) -> None:
     """Respond with an error to a worker that may not use the services."""
     error = to_wire_error(SluiceError(ErrorCode.UNIMPLEMENTED, reason))
     match message:

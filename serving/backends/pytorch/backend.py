@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,8 +102,7 @@ class PyTorchBackend(Backend):
 
 
 def _complete(config: ModelConfig) -> ModelConfig:
-    completed = ModelConfig()
-    completed.CopyFrom(config)
+    completed = deepcopy(config)
     completed.platform = _resolve_platform(config)
     completed.default_model_filename = config.default_model_filename or _FILENAMES[completed.platform]
     return completed

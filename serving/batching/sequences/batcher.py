@@ -13,11 +13,16 @@ from sluice.serving.batching.batcher import Batcher
 from sluice.serving.batching.plan import BatchKeys, SequenceKeys, read_oldest_policy
 from sluice.serving.batching.queue import Wakeup
 from sluice.serving.batching.rate_limiter import RateLimiter
-from sluice.serving.batching.sequences.direct import DirectBatcher, read_direct_policy
 from sluice.serving.batching.sequences.inputs import ControlInputs, StateTensors, read_initial_states
-from sluice.serving.batching.sequences.oldest import GuardedInstance, OldestBatcher
 from sluice.serving.batching.sequences.sequence import LiveSequences, RequestSequence, SlotAssigner, correlation_key
-from sluice.serving.batching.sequences.slots import Admit, SlotBatcher
+from sluice.serving.batching.sequences.slots import (
+    Admit,
+    DirectBatcher,
+    GuardedInstance,
+    OldestBatcher,
+    SlotBatcher,
+    read_direct_policy,
+)
 from sluice.serving.instance import Instance
 from sluice.serving.job import InferJob
 from sluice.serving.request import InferRequest, InferResponse, SequenceFlag

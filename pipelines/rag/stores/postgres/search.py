@@ -3,7 +3,7 @@
 **Vectors.** HNSW examines the `hnsw.ef_search` chunks that it finds nearest, and knows no filter. If few chunks are in
 scope, because the collection is small or the filter leaves few, they are compared one by one. Else the index examines
 as many more as the filter drops. If that was still too few (a filter at odds with the question, rows just deleted), all
-are compared, so that an answer is never shorter than it could be. `index_trial.py` decides whether the index is trusted
+are compared, so that an answer is never shorter than it could be. `IndexTrial` decides whether the index is trusted
 at all.
 
 **Words.** BM25 over the chunks that contain any of the words, with the document frequencies of this snapshot. Postgres
@@ -12,21 +12,28 @@ higher weights for title and heading. Repetitions therefore count somewhat less 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from sluice.pipelines.encoding import Vector
 from sluice.pipelines.rag.filters import Condition, Filter, Operator, Scalar
 from sluice.pipelines.rag.stores.postgres import rows
-from sluice.pipelines.rag.stores.postgres.documents import CollectionRow
-from sluice.pipelines.rag.stores.postgres.index_trial import MAX_EF_SEARCH, IndexTrial
-from sluice.pipelines.rag.stores.postgres.rows import make_storable
+from sluice.pipelines.rag.stores.postgres.rows import CollectionRow, extract_query_terms, make_storable
 from sluice.pipelines.rag.stores.postgres.schema import MAX_INDEXED_DIM
-from sluice.pipelines.rag.stores.postgres.terms import extract_query_terms
-from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, Hit
+from sluice.pipelines.rag.types import CandidateHits, CandidateQuery, CollectionInfo, Hit
 from sluice.state.postgres import PostgresSession
 
+MAX_EF_SEARCH = 1000
+"""pgvector's limit."""
+MIN_RECALL = 0.97
+"""Required recall of the index. It is above the promised 0.95, since few questions measure it only roughly."""
+_NUM_QUESTIONS = 16
+_STEP = 2.5
+_GROWTH = 2
+"""A collection that has grown by this factor is tried again."""
+_MAX_TRIED = 1_000_000
+"""Chunks beyond which comparing all takes too long for a trial: such an index is trusted."""
 Expression: TypeAlias = tuple[str, list[Any]]
 """SQL, and the parameters of its placeholders in order."""
 ChunkKey = tuple[int, int]
@@ -77,6 +84,52 @@ FROM unnest(%s::bigint[], %s::int[]) AS found (document, index)
 JOIN sluice_rag_chunks_{id} c USING (document, index) JOIN sluice_rag_documents_{id} d ON d.key = document
 JOIN sluice_rag_vectors_{id} v USING (document, index)
 """
+
+
+class IndexTrial:
+    """Measures on a collection's first questions whether its vector index finds what comparing all chunks finds.
+
+    HNSW finds nearly all neighbours if vectors lie in clusters, as those of texts do, and a fraction of them if they do
+    not. So the first questions are answered by comparing all chunks, and searched in the index as well, with a greater
+    `ef_search` each time that it found too few. If even the greatest finds too few, `ef_search` is None, and all chunks
+    are compared from then on.
+    """
+
+    def __init__(self, num_chunks: int, ef_search: int) -> None:
+        self.ef_search: int | None = ef_search
+        self.is_decided = num_chunks > _MAX_TRIED
+        self.num_chunks = num_chunks
+        self._recalls: list[float] = []
+
+    def record(self, found: Collection[Hashable], expected: Collection[Hashable]) -> None:
+        """Record what the index found with `ef_search`, and what it should have found. Ignored once decided."""
+        if self.is_decided or not expected or self.ef_search is None:
+            return
+        self._recalls.append(len(set(found) & set(expected)) / len(expected))
+        if len(self._recalls) < _NUM_QUESTIONS:
+            return
+        is_enough = sum(self._recalls) / len(self._recalls) >= MIN_RECALL
+        self._recalls.clear()
+        if is_enough or self.ef_search == MAX_EF_SEARCH:
+            self.is_decided = True
+            self.ef_search = self.ef_search if is_enough else None
+        else:
+            self.ef_search = min(round(self.ef_search * _STEP), MAX_EF_SEARCH)
+
+
+class IndexTrials:
+    """The trials of one store's collections. Each starts with `min_ef_search`."""
+
+    def __init__(self, min_ef_search: int) -> None:
+        self._min_ef_search = min_ef_search
+        self._trials: dict[int, IndexTrial] = {}
+
+    def find(self, id: int, info: CollectionInfo) -> IndexTrial:
+        """Return the current trial of the collection with this id."""
+        trial = self._trials.get(id)
+        if trial is None or info.num_chunks > trial.num_chunks * _GROWTH:
+            trial = self._trials[id] = IndexTrial(info.num_chunks, self._min_ef_search)
+        return trial
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ import psycopg
 from sluice.errors import invalid
 from sluice.pipelines.encoding import Vectors
 from sluice.pipelines.rag.stores.base import DocumentStore
-from sluice.pipelines.rag.stores.postgres import documents, rows, schema, search
-from sluice.pipelines.rag.stores.postgres.index_trial import IndexTrials
+from sluice.pipelines.rag.stores.postgres import rows, schema, search
 from sluice.pipelines.rag.stores.postgres.rows import make_storable
-from sluice.pipelines.rag.stores.postgres.search import SearchTuning
+from sluice.pipelines.rag.stores.postgres.search import IndexTrials, SearchTuning
 from sluice.pipelines.rag.types import (
     CandidateHits,
     CandidateQuery,
@@ -71,16 +70,16 @@ class PostgresStore(DocumentStore):
         await self._pool.close()
 
     async def collections(self) -> list[CollectionInfo]:
-        return await self._run(documents.list_collections)
+        return await self._run(rows.list_collections)
 
     async def collection(self, name: str) -> CollectionInfo:
-        return await self._run(documents.read_collection, name)
+        return await self._run(rows.read_collection, name)
 
     async def create_collection(self, spec: CollectionSpec) -> CollectionInfo:
-        return await self._run(documents.create_collection, spec)
+        return await self._run(rows.create_collection, spec)
 
     async def delete_collection(self, name: str) -> None:
-        await self._run(documents.delete_collection, name)
+        await self._run(rows.delete_collection, name)
 
     async def put_document(
         self, collection: str, document: StoredDocument, chunks: Sequence[DocumentChunk], vectors: Vectors
@@ -89,37 +88,37 @@ class PostgresStore(DocumentStore):
 
         async def work(session: PostgresSession) -> None:
             async with session.transaction():
-                found = await documents.find_for_change(session, collection)
+                found = await rows.find_for_change(session, collection)
                 _check_vectors(vectors, len(chunks), found.info.spec)
-                removed = await documents.remove_document(session, found.id, make_storable(document.info.id))
-                added = await documents.insert_document(session, found.id, document, chunk_rows, vectors)
-                await documents.add_counts(session, found.id, added, removed)
+                removed = await rows.remove_document(session, found.id, make_storable(document.info.id))
+                added = await rows.insert_document(session, found.id, document, chunk_rows, vectors)
+                await rows.add_counts(session, found.id, added, removed)
 
         await self._run(work)
 
     async def delete_document(self, collection: str, document_id: str) -> bool:
         async def work(session: PostgresSession) -> bool:
             async with session.transaction():
-                found = await documents.find_for_change(session, collection)
-                removed = await documents.remove_document(session, found.id, make_storable(document_id))
-                await documents.add_counts(session, found.id, documents.NO_COUNTS, removed)
-                return removed != documents.NO_COUNTS
+                found = await rows.find_for_change(session, collection)
+                removed = await rows.remove_document(session, found.id, make_storable(document_id))
+                await rows.add_counts(session, found.id, rows.NO_COUNTS, removed)
+                return removed != rows.NO_COUNTS
 
         return await self._run(work)
 
     async def document(self, collection: str, document_id: str) -> StoredDocument | None:
-        return await self._run(documents.read_document, collection, document_id)
+        return await self._run(rows.read_document, collection, document_id)
 
     async def documents(self, collection: str, after: str = "", limit: int = 100) -> list[DocumentInfo]:
-        return await self._run(documents.list_documents, collection, after, limit)
+        return await self._run(rows.list_documents, collection, after, limit)
 
     async def document_info(self, collection: str, document_id: str) -> DocumentInfo | None:
-        return await self._run(documents.read_document_info, collection, document_id)
+        return await self._run(rows.read_document_info, collection, document_id)
 
     async def candidates(self, collection: str, query: CandidateQuery) -> CandidateHits:
         async def work(session: PostgresSession) -> CandidateHits:
             async with session.snapshot():
-                found = await documents.find_for_search(session, collection)
+                found = await rows.find_for_search(session, collection)
                 _check_query(query, found.info.spec)
                 trial = self._trials.find(found.id, found.info)
                 return await search.find_candidates(session, found, query, trial, self._tuning.max_compared)

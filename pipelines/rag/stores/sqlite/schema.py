@@ -86,7 +86,7 @@ _STEPS = (
 """Statements by version: step n upgrades a file from version n to n + 1.
 
 `document` and `collection` are row ids in every table; a document's own id is its `name`. `attributes` holds documents'
-metadata for filters, one row for each key. `segments.py` explains segments; `word_index.py` creates further tables for
+metadata for filters, one row for each key. `indexes.py` explains segments, and creates further tables for
 each collection.
 """
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from select import POLLHUP, poll
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -22,7 +22,22 @@ import numpy as np
 from sluice.serving.backends.python import frames
 from sluice.serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from sluice.serving.backends.python.worker.errors import TritonModelException
-from sluice.serving.backends.python.worker.escaping import escape
+
+
+def escape(value: Any) -> Any:
+    """Return a message, or a part of one, with text that UTF-8 cannot encode written as escapes: `caf\\udce9`. Python
+    reads so what is in another encoding, such as the name of a file."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, msgspec.Struct):
+        fields = {name: escape(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    if isinstance(value, dict):
+        return {escape(key): escape(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(escape, value))
+    return value
+
 
 if TYPE_CHECKING:
     from sluice.serving.backends.python.worker.tensor import PbTensor

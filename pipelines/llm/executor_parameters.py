@@ -1,6 +1,7 @@
-"""Effects of an LLM's config.pbtxt parameters on OpenVINO: TensorRT-LLM's, vLLM's and this engine's own."""
+"""Effects of config.pbtxt parameters of an LLM on our executor, with OpenVINO and with torch."""
 
 from sluice.engine.config import Speculation, Task
+from sluice.engine.runners.torch.runtime import TORCH
 from sluice.pipelines.llm.model_folder import parse_lora_modules
 from sluice.pipelines.llm.parameter_effects import (
     MAX_DRAFT_TOKENS,
@@ -19,6 +20,7 @@ from sluice.pipelines.llm.parameter_effects import (
     parse_dtype,
     parse_integer,
     parse_object,
+    setting_rule,
 )
 
 TOKENS_PER_BLOCK = 32
@@ -31,6 +33,8 @@ _ONE_DEVICE = ignored_unless(("1",), "the model runs on one device")
 _NO_DRAFTS = ignored("belongs to a way to draft tokens that is not here; answers are the same")
 _LORA_CACHE = ignored("all LoRA adapters are in memory, and `lora_modules` has them")
 _NO_WINDOW = ignored("attention reaches over the whole context, but for the model's own windows")
+_BY_ITSELF = ignored("torch's runner sets up the GPU by itself")
+_NO_OFFLOAD = ignored("all weights are on the device")
 
 
 def _decoding(text: str) -> Effect:
@@ -156,5 +160,47 @@ OPENVINO_RULES: dict[str, Rule] = {
     "task": choice_field("task", *Task),
     "num_threads": integer_field("num_threads", 1, MAX_THREADS),
     "engine_launcher": ignored("the engine is one process"),
+}
+"""Rules by parameter."""
+
+
+def _torch_cache_dtype(text: str) -> Effect:
+    if text.startswith("fp8"):
+        return Effect(note="the KV cache has the type of the computation on torch")
+    return choice_field("kv_cache_dtype", *TORCH.kv_cache_dtypes)(text)
+
+
+def _torch_quantization(text: str) -> Effect:
+    return Effect(note="" if text == "none" else "weights are taken as the checkpoint has them")
+
+
+def _eager(text: str) -> Effect:
+    return Effect(settings={"graphs": "false"}) if parse_bool(text) else Effect()
+
+
+_GRAPHS = setting_rule(TORCH.settings["graphs"])
+TORCH_RULES: dict[str, Rule] = {
+    **OPENVINO_RULES,
+    # TensorRT-LLM: processes and devices
+    "enable_trt_overlap": _BY_ITSELF,
+    "gpu_device_ids": ignored("CUDA_VISIBLE_DEVICES chooses GPUs"),
+    "gpu_weights_percent": _NO_OFFLOAD,
+    "multi_block_mode": _BY_ITSELF,
+    "enable_context_fmha_fp32_acc": _BY_ITSELF,
+    "cuda_graph_mode": _GRAPHS,
+    "cuda_graph_cache_size": _BY_ITSELF,
+    "FORCE_CPU_ONLY_INPUT_TENSORS": _BY_ITSELF,
+    # vLLM's engine arguments
+    "tensor_parallel_size": integer_field("tensor_parallel_size", 1),
+    "pipeline_parallel_size": integer_field("pipeline_parallel_size", 1),
+    "distributed_executor_backend": ignored("torch's runner starts its ranks by itself"),
+    "enforce_eager": _eager,
+    "cpu_offload_gb": _NO_OFFLOAD,
+    # this engine's own parameters
+    "device": choice_field("device", *TORCH.device_names),
+    "dtype": lambda text: Effect({"dtype": parse_dtype(text)}),
+    "graphs": _GRAPHS,
+    "quantization": _torch_quantization,
+    "kv_cache_dtype": _torch_cache_dtype,
 }
 """Rules by parameter."""

@@ -1,1 +1,0 @@
-"""Builds a language model's prompt from a question and retrieved passages, within its context."""

@@ -1,1 +1,0 @@
-"""Finds the chunks that may answer a question: fusion, reranking, deduplication."""
