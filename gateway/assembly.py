@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-from starlette.types import ASGIApp
 
 from sluice.engine.fleet.client import Engine
 from sluice.gateway.answers.batches.service import BatchService
 from sluice.gateway.api.apis import open_streams
-from sluice.gateway.api.app import create_app
+from sluice.gateway.api.app import Protocols, create_app
 from sluice.gateway.backends import (
     SharedResources,
     make_host_policies,
@@ -27,8 +26,7 @@ from sluice.gateway.options.telemetry import MetricsOptions
 from sluice.gateway.plane.rooms import OtherProcesses, Rooms
 from sluice.gateway.server import Server, build_server
 from sluice.gateway.telemetry.engine import EngineCollector
-from sluice.gateway.telemetry.event_loop import EventLoopMonitor
-from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.metrics import EventLoopMonitor, GatewayMetrics
 from sluice.gateway.telemetry.page import MetricsPage, latency_options
 from sluice.gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
 from sluice.gateway.telemetry.routes import RouteCollector
@@ -44,12 +42,18 @@ def make_server(
     config: ServeConfig,
     choose_socket: Callable[[], Path | None] = lambda: None,
     elsewhere: OtherProcesses | None = None,
+    *,
+    quotas: QuotaStore | None = None,
+    is_worker: bool = False,
 ) -> Server:
     """Build the server over a repository that has loaded nothing yet. Raises OptionError.
 
-    `choose_socket` returns where the next engine lets workers attach to it.
+    `choose_socket` returns where the next engine lets workers attach to it. `quotas` count the use that would be
+    counted in memory here. A worker starts no engines, and leaves to its host what is measured once.
     """
     metrics, metrics_settings = GatewayMetrics(targets=config.metrics.targets), config.metrics.parsed()
+    if is_worker:
+        metrics_settings = replace(metrics_settings, allows_cpu=False, allows_gpu=False)
     rooms, cache = Rooms(metrics.registry), _open_cache(config)
     library = make_library(config.rag, lambda: repository)
     usage = cache.usage if cache is not None else None
@@ -63,10 +67,11 @@ def make_server(
         make_host_policies(config.instances),
         library,
         choose_socket,
+        not is_worker,
     )
     repository = make_repository(config, shared)
     rooms.join(close=partial(repository.close, 0))
-    accounts = open_accounts(config, rooms)
+    accounts = open_accounts(config, rooms, quotas)
     answers = None if cache is None else AnswerCache(cache, note_cached)
     server = build_server(
         config, repository, metrics, rooms, accounts, answers=answers, library=library, elsewhere=elsewhere
@@ -74,26 +79,11 @@ def make_server(
     for each in (library, page, cache):
         if each is not None:
             rooms.join(close=each.close)
-    rooms.join(EngineCollector(server.plane))
-    _watch_replicas(server, config.fleet.scale_wait_target_s)
-    rooms.join(RouteCollector(server.plane.routes, answers))
-    return server
-
-
-def make_worker_server(config: ServeConfig, quotas: QuotaStore) -> Server:
-    """Build the server of an HTTP worker: the language models that it shares, with keys, quotas and ledger as in the
-    host. `quotas` are the host's, for use that is counted in memory. Raises OptionError."""
-    metrics = GatewayMetrics(targets=config.metrics.targets)
-    rooms, cache = Rooms(metrics.registry), _open_cache(config)
-    repository = make_repository(config, SharedResources(metrics))
-    rooms.join(close=partial(repository.close, 0))
-    accounts = open_accounts(config, rooms, quotas)
-    answers = None if cache is None else AnswerCache(cache, note_cached)
-    server = build_server(config, repository, metrics, rooms, accounts, answers=answers)
-    if cache is not None:
-        rooms.join(close=cache.close)
-    rooms.join(RouteCollector(server.plane.routes, answers))
+    if not is_worker:
+        rooms.join(EngineCollector(server.plane))
+        _watch_replicas(server, config.fleet.scale_wait_target_s)
     rooms.join(RoutingCollector(server.plane.llms))
+    rooms.join(RouteCollector(server.plane.routes, answers))
     return server
 
 
@@ -131,7 +121,6 @@ def _watch_replicas(server: Server, scale_wait_target_s: float) -> None:
         notice=lambda: missing_replicas(llms()),
         watch=lambda: pressure.observe(llms()),
     )
-    server.rooms.join(RoutingCollector(llms))
 
 
 async def load_model(
@@ -157,6 +146,6 @@ async def load_model(
 
 def make_application(
     server: Server, config: ServeConfig, batches: BatchService | None = None, ports: OtherPorts | None = None
-) -> ASGIApp:
+) -> Protocols:
     """Build the application of the protocols. `batches` None: no files and no batches."""
     return create_app(server, config, open_streams(server.rooms, config.streams), batches, ports)

@@ -9,6 +9,7 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.api.v2.log_settings import LogSettings
 from sluice.gateway.api.v2.server import V2Server
 from sluice.gateway.api.v2.shared_memory import SharedMemoryRegistry
+from sluice.gateway.api.v2.trace_settings import make_trace_settings
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.option import OptionError
 from sluice.gateway.options.serving import RepositoryOptions
@@ -20,8 +21,8 @@ from sluice.gateway.plane.live_requests import LiveRequests
 from sluice.gateway.plane.profiler import Profiler
 from sluice.gateway.plane.rooms import OtherProcesses, Rooms
 from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.tracer import make_tracer
 from sluice.gateway.tenancy.accounts import Accounts
-from sluice.gateway.tracer_setup import make_trace_settings, make_tracer
 from sluice.pipelines.answers.cache import AnswerCache
 from sluice.pipelines.rag.library import DocumentLibrary
 from sluice.pipelines.routes.settings import ROUTES_FLAG, RouteSettings, read_routes
@@ -31,6 +32,8 @@ from sluice.serving.repository.repository import ModelRepository
 from sluice.serving.repository.settings import ControlMode
 
 log = logging.getLogger(__name__)
+
+_INSTALL = "pip install 'sluice[otel]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ def build_server(
         adapters=RuntimeAdapters(repository, is_allowed=config.requests.allows_lora_updates),
         name=config.http.server_id,
         takes_model_files=config.repository.takes_model_files,
+        elsewhere=elsewhere,
     )
     rooms.join(close=v2.close)
     rooms.join(tracer, close=tracer.close)
@@ -106,7 +110,7 @@ def build_server(
         metrics=metrics,
         accounts=accounts,
         live=LiveRequests(repository, elsewhere),
-        timelines=Timelines(tracer.timelines, elsewhere),
+        timelines=Timelines(tracer.timelines, None if elsewhere is None else elsewhere.find_timelines),
         profiler=Profiler(repository, tracer.timelines),
         library=library,
         elsewhere=elsewhere,

@@ -3,19 +3,20 @@
 from fastapi import APIRouter
 
 from sluice.gateway.answers.batches.service import BatchService
-from sluice.gateway.answers.streams import routes as stream_routes
-from sluice.gateway.answers.streams.metrics import StreamCollector
+from sluice.gateway.answers.streams import http as kept_streams
 from sluice.gateway.answers.streams.service import StreamService
+from sluice.gateway.answers.streams.store import StreamCollector
 from sluice.gateway.api.anthropic import batches as message_batches
-from sluice.gateway.api.anthropic import routes as anthropic
+from sluice.gateway.api.anthropic import messages
 from sluice.gateway.api.ollama import routes as ollama
-from sluice.gateway.api.openai import adapters, classify, embeddings, rerank, tokens
 from sluice.gateway.api.openai import batches as openai_batches
+from sluice.gateway.api.openai import encoders, vllm
 from sluice.gateway.api.openai import routes as openai
 from sluice.gateway.api.openai.responses import routes as responses
 from sluice.gateway.api.rag import routes as rag
+from sluice.gateway.api.translators import Answering
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.options.streams import ResumeOptions
 from sluice.gateway.plane.rooms import Rooms
 from sluice.gateway.server import Server
 
@@ -34,20 +35,20 @@ def protocol_routers(
     server: Server, config: ServeConfig, streams: StreamService, batches: BatchService | None
 ) -> list[APIRouter]:
     """Return the routes of all protocols. `batches` None: no files and no batches."""
-    plane = server.plane
-    routers = [openai.router(plane, config), adapters.router(server.v2.adapters, config)]
-    routers += [each.router(plane, config) for each in (embeddings, rerank, classify, tokens)]
-    routers += [responses.router(plane, config, streams.store, server.rooms)]
-    routers += [anthropic.router(plane, config), ollama.router(plane, config)]
+    plane, answering = server.plane, Answering(server.plane, config)
+    routers = [openai.router(plane, config, answering), encoders.router(plane, config)]
+    routers.append(vllm.router(plane, server.v2.adapters, config))
+    routers += [responses.router(plane, config, answering, streams.store, server.rooms)]
+    routers += [each.router(plane, config, answering) for each in (messages, ollama)]
     if batches is not None:
         routers += [openai_batches.router(batches, config), message_batches.router(batches, config)]
     if server.library is not None:
         routers.append(rag.build_router(plane, server.library, config))
-    routers.append(stream_routes.router(streams, config.http))
+    routers.append(kept_streams.router(streams, config.http))
     return routers
 
 
-def open_streams(rooms: Rooms, options: StreamOptions) -> StreamService:
+def open_streams(rooms: Rooms, options: ResumeOptions) -> StreamService:
     """Build what keeps streams and answers. With a Redis in `options` it is to be made on the event loop."""
     streams = StreamService(options)
     rooms.join(StreamCollector(streams.store), close=streams.close)

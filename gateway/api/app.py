@@ -4,29 +4,30 @@ from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice import __version__
+from sluice.gateway.answers.batches.line_run import RouteAnswers
+from sluice.gateway.answers.batches.lines import ENDPOINTS
 from sluice.gateway.answers.batches.service import BatchService
-from sluice.gateway.answers.streams.middleware import StreamMiddleware
+from sluice.gateway.answers.streams.http import StreamMiddleware
 from sluice.gateway.answers.streams.service import StreamService
 from sluice.gateway.api import root
 from sluice.gateway.api.apis import add_routes, protocol_routers
 from sluice.gateway.api.v2.http.app import V2App
 from sluice.gateway.calls import CallLog
 from sluice.gateway.front.http.access import PageGuard
-from sluice.gateway.front.http.answer_headers import ANSWER_HEADERS, AnswerHeadersMiddleware
 from sluice.gateway.front.http.errors import install_error_handlers, is_ollama, is_v2
 from sluice.gateway.front.http.exchange import HotRoutes
-from sluice.gateway.front.http.guard import Guard, GuardedRoutes, GuardMiddleware
+from sluice.gateway.front.http.guard import Guard, GuardedRoutes, GuardMiddleware, RequestTracing
 from sluice.gateway.front.http.openapi import serve_docs
-from sluice.gateway.front.http.passage import RequestTracing
 from sluice.gateway.front.listeners import OtherPorts
 from sluice.gateway.front.restrictions import Restrictions
 from sluice.gateway.options.config import ServeConfig
@@ -35,6 +36,10 @@ from sluice.gateway.telemetry.aliases import AliasedRegistry
 from sluice.gateway.telemetry.exposition import choose_writer
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.gateway.watch.watching import watching_routers
+from sluice.pipelines.answers.notes import AnswerNotes, current_notes
+
+ANSWER_HEADERS = ("x-sluice-target", "x-sluice-attempts", "x-sluice-cache")
+"""Headers of answers that came through a route or a cache."""
 
 
 def create_app(
@@ -43,7 +48,7 @@ def create_app(
     streams: StreamService,
     batches: BatchService | None = None,
     ports: OtherPorts | None = None,
-) -> ASGIApp:
+) -> "Protocols":
     """Return the protocols' application, behind the API key where there is one.
 
     `batches` None: no files and no batches.
@@ -70,8 +75,11 @@ def create_app(
     v2 = V2App(server.v2, config)
     has_notes, origins = bool(plane.routes) or plane.answers is not None, config.access.cors_origins
     wrap = partial(_wrap, origins=origins, has_notes=has_notes)
-    hot = GuardedRoutes(v2, guard, takes_pages=not origins)
-    return _Protocols(wrap(app), wrap(GuardMiddleware(v2, guard)), hot)
+    hot = GuardedRoutes(v2.hot, guard, takes_pages=not origins).routes
+    handlers = {
+        each.path: each.endpoint for each in app.routes if isinstance(each, APIRoute) and each.path in ENDPOINTS
+    }
+    return Protocols(wrap(app), wrap(GuardMiddleware(v2, guard)), hot, RouteAnswers(guard, handlers))
 
 
 def _wrap(app: ASGIApp, origins: Collection[str], *, has_notes: bool) -> ASGIApp:
@@ -89,14 +97,15 @@ def make_page_guard(calls: CallLog, config: ServeConfig) -> PageGuard:
     return PageGuard(calls, config.access.cors_origins, config.access.allowed_hosts, config.http.host)
 
 
-class _Protocols:
+class Protocols:
     """Sends what is under /v2 to an application of its own: the framework's routing costs more than an inference."""
 
-    def __init__(self, app: ASGIApp, v2: ASGIApp, hot: HotRoutes) -> None:
-        """`hot` are the routes that are answered without an application."""
+    def __init__(self, app: ASGIApp, v2: ASGIApp, hot: HotRoutes, answer: RouteAnswers) -> None:
+        """`hot` are the routes that are answered without an application, and `answer` answers requests of batches."""
         self._app = app
         self._v2 = v2
         self.hot = hot
+        self.answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self._v2 if is_v2(scope.get("path", "")) else self._app)(scope, receive, send)
@@ -151,3 +160,24 @@ def _protocol(path: str) -> str:
     if is_ollama(path):
         return "ollama"
     return "other"
+
+
+class AnswerHeadersMiddleware:
+    """Adds what the notes of an answer say when it starts. Only servers with routes or a cache have it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        notes = AnswerNotes()
+        current_notes.set(notes)
+
+        async def send_with_notes(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *notes.headers()]
+            await send(message)
+
+        await self._app(scope, receive, send_with_notes)

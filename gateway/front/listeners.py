@@ -2,8 +2,10 @@
 
 import errno
 import itertools
+import select
 import shutil
 import socket
+from asyncio import BaseTransport
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +14,8 @@ from sluice.addresses import host_and_port
 from sluice.run_folder import make_socket_folder
 
 _BACKLOG = 2048
+UNREAD_LOOK_S = 0.02
+"""When to look again at a connection that shall close but has something to read."""
 
 
 class ListenError(OSError):
@@ -125,3 +129,18 @@ def listener_url(listener: socket.socket) -> str:
 def is_loopback(listener: socket.socket) -> bool:
     """Whether only this machine can reach the socket."""
     return ip_address(listener.getsockname()[0]).is_loopback
+
+
+def has_unread(transport: BaseTransport) -> bool:
+    """Return whether the peer has sent something, or has left, and the transport has not read it. One that is closing
+    reads no more.
+
+    When a process goes on after it stood still (SIGSTOP, a paused machine), timers may run before what came meanwhile
+    is read: the wait for events was interrupted and is over. Whatever closes a silent connection looks here first, or
+    its client loses a request that nobody saw.
+    """
+    if transport.is_closing():
+        return False
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))

@@ -12,15 +12,15 @@ from sluice.gateway.calls import answer_scope, current_call, keeps_answers, note
 from sluice.gateway.plane.health import ServerHealth
 from sluice.gateway.plane.models import EncodingModels, ModelFinder, TextModels, living
 from sluice.gateway.plane.routing import RouteTable
-from sluice.pipelines.answers.cache import AnswerCache, AnswerSource, Embedder
+from sluice.pipelines.answers.cache import AnswerCache, AnswerSource
 from sluice.pipelines.llm.model import LlmModel, language_models
 from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.llm.text_models import model_and_adapter
+from sluice.pipelines.routes.encoder import Embedder
 from sluice.pipelines.routes.settings import RouteSettings
 from sluice.pipelines.routes.text import RoutedText
-from sluice.pipelines.text.consumers import Generate
 from sluice.pipelines.text.model import TextModel
-from sluice.pipelines.text.stream import OpenTexts
+from sluice.pipelines.text.stream import Generate, OpenTexts
 from sluice.pipelines.text.types import TextEvent, TextRequest
 from sluice.serving.repository.repository import ModelRepository
 

@@ -1,14 +1,14 @@
 """How the rooms of a server join it: keys, quotas, ledger, streams, batches and the others beside the data plane."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from sluice.gateway.plane.live_requests import RequestsElsewhere
-from sluice.record.timelines import TimelinesElsewhere
+from sluice.record.timelines import Timeline, TimelineOwner
 
 Close = Callable[[], Awaitable[None]]
 
@@ -64,8 +64,17 @@ class Rooms:
             await each()
 
 
-class OtherProcesses(RequestsElsewhere, TimelinesElsewhere, Protocol):
+class OtherProcesses(RequestsElsewhere, Protocol):
     """The other processes of a server with HTTP workers."""
+
+    async def find_timelines(self, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
+        """Return their timelines of a request id, or all for "", as far as they answer in time."""
+
+    async def settle(self) -> None:
+        """Wait until none of them serves other models than this process."""
+
+    async def statistics(self) -> list[dict[str, Any]]:
+        """Return the statistics of their models, as the v2 protocol has them."""
 
     def families(self) -> Iterable[Metric]:
         """Return what they have counted until a moment ago."""

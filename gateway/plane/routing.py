@@ -5,7 +5,7 @@ from functools import partial
 from typing import TypeVar
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.gateway.calls import answer_scope, is_visible, keeps_answers, note_asked, note_route
+from sluice.gateway.calls import answer_scope, is_visible, keeps_answers, note_model, note_route
 from sluice.gateway.plane.models import EncodingModels, TextModels
 from sluice.pipelines.answers.cache import AnswerCache, AnswerSource
 from sluice.pipelines.routes.encoder import EncoderTarget, RoutedEncoder
@@ -30,6 +30,7 @@ class RouteTable:
     ) -> None:
         """`answers` None: nothing is kept. Senders need no right to the models that are targets."""
         self.names = frozenset(settings)
+        note_asked = partial(note_model, is_checked=False)
         self._routes = {name: Route(name, each, note_asked) for name, each in settings.items()}
         self._texts = texts
         self._encoding = encoding

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.calls import current_identity
-from sluice.gateway.front.http.bodies import json_response, read_body
+from sluice.gateway.front.http.bodies import json_response
 from sluice.gateway.front.http.openapi import describe_body
-from sluice.gateway.front.http.parsing import RequestObject
+from sluice.gateway.front.http.parsing import RequestObject, read_body
 from sluice.gateway.options.http import HttpOptions
 from sluice.gateway.tenancy.access.control import AccessControl
 from sluice.gateway.tenancy.access.grants import check_change, check_grant, check_limits
@@ -109,7 +109,7 @@ def tenant_router(access: AccessControl, options: HttpOptions) -> APIRouter:
 
 
 class _StoreRoutes:
-    """What handlers of the routes share."""
+    """State that the handlers of the routes share."""
 
     def __init__(self, access: AccessControl, options: HttpOptions) -> None:
         self._access = access

@@ -13,8 +13,7 @@ from sluice.gateway.calls import current_identity
 from sluice.gateway.front.http.bodies import json_response
 from sluice.gateway.tenancy.access.identity import ANY_TENANT, RouteGroup
 from sluice.gateway.tenancy.ledger.rows import LedgerRow
-from sluice.gateway.tenancy.ledger.store import LedgerStore, UsageQuery
-from sluice.gateway.tenancy.ledger.usage import describe_usage, parse_query
+from sluice.gateway.tenancy.ledger.store import LedgerStore, UsageQuery, describe_usage, parse_query
 
 _START = Annotated[str, Query(description="First day, by UTC: 2026-11-01. Default: 30 days in all.")]
 _END = Annotated[str, Query(description="Last day, which is included. Default: today.")]

@@ -17,7 +17,7 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.answers.batches.lines import read_raw_lines
 from sluice.gateway.answers.batches.records import BATCH_PURPOSE, UNFINISHED, Batch, BatchStatus
 from sluice.gateway.answers.batches.service import BatchService
-from sluice.gateway.answers.batches.tables import Page
+from sluice.gateway.answers.batches.store import Page
 from sluice.gateway.api.anthropic.models import MAX_PAGE, list_page, timestamp
 from sluice.gateway.calls import current_identity
 from sluice.gateway.front.http.bodies import json_response, read_fields

@@ -1,277 +1,66 @@
-"""`POST /v1/messages`: its prompt, and the shape of its answers."""
+"""Anthropic's messages: their routes, the request of an answer, and the answer as blocks, streamed or whole."""
 
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
 import orjson
+import pydantic_core
+from fastapi import APIRouter, Request, Response
 
-from sluice.engine.sampling_fields import SAMPLING_FIELDS
 from sluice.engine.types import FinishReason, Grammar, GrammarKind
 from sluice.errors import SluiceError, invalid
-from sluice.gateway.api.anthropic.schemas import (
-    Block,
-    CountTokensRequest,
-    CustomTool,
-    ImageBlock,
-    MessagesRequest,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-    Turn,
-)
-from sluice.gateway.api.sampling import CONVERSIONS
-from sluice.gateway.api.tools import THINKING_SWITCHES, arguments_text, check_tool_names
+from sluice.gateway.api.anthropic.prompt import parse_conversation
+from sluice.gateway.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from sluice.gateway.api.fields import json_text
+from sluice.gateway.api.translators import Answering, Reply, Translator, count_prompt, read_sampling
+from sluice.gateway.front.http.bodies import json_response, read_fields
 from sluice.gateway.front.http.errors import anthropic_error_body
+from sluice.gateway.front.http.openapi import describe_body
 from sluice.gateway.front.http.parsing import refuse_foreign
-from sluice.gateway.front.http.sse import PLACEHOLDER, TextFrame, event_frame
-from sluice.pipelines.text.sampling import drop_random_seed
-from sluice.pipelines.text.types import (
-    ChatMessage,
-    Conversation,
-    ImagePart,
-    TemplateOptions,
-    TextEvent,
-    TextRequest,
-    ToolCall,
-    ToolChoice,
-)
+from sluice.gateway.front.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_frame
+from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.plane.data_plane import Plane
+from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.types import AnswerText, CallArguments, CallStart, ChatReader, Part, TextEvent, TextRequest
 
-PROTOCOL = "anthropic_messages"
 PARAM_NAMES = {"stop": "stop_sequences", "grammar": "output_config.format.schema", "query": "messages"}
 """The client's names of fields that models name otherwise in their errors."""
-_BETWEEN_TURNS = "\n\n"
-"""Joins the texts of turns that one role has in a row: they are one turn, as with Anthropic."""
+_TEXT, _THINKING, _TOOL_USE = "text", "thinking", "tool_use"
+_SIGNATURE_BYTES = 24
 
 
-def parse_conversation(fields: CountTokensRequest) -> tuple[Conversation, ToolChoice]:
-    """Return the turns, the system's first, with the tools; and the choice among these. The answer goes on with a last
-    turn of the assistant. Raises INVALID for what this server cannot do."""
-    system = fields.system if isinstance(fields.system, str) else _join_blocks(fields.system or ())
-    messages = [ChatMessage("system", system)] if system else []
-    for role, group in groupby(enumerate(fields.messages), key=lambda each: each[1].role):
-        turns = list(group)
-        if role == "system":
-            messages.append(_system_message(turns))
-        else:
-            messages += [_assistant_message(turns)] if role == "assistant" else _user_messages(turns)
-    tools, choice = parse_tools(fields)
-    thinking = fields.thinking
-    arguments = {} if thinking is None else dict.fromkeys(THINKING_SWITCHES, thinking.type != "disabled")
-    is_begun = fields.messages[-1].role == "assistant"
-    if is_begun:
-        _check_begun(messages[-1], f"messages[{len(fields.messages) - 1}].content")
-    options = TemplateOptions(
-        tools=tools, arguments=arguments, adds_generation_prompt=not is_begun, continues_final_message=is_begun
-    )
-    return Conversation(tuple(messages), options), choice
+def router(plane: Plane, config: ServeConfig, answering: Answering) -> APIRouter:
+    """Return the routes under /v1/messages, which answer from `plane`."""
+    api = APIRouter(prefix="/v1/messages", tags=["Anthropic"], default_response_class=Response)
+    answering.serve(api, "", "messages", "Answer a conversation.", MessagesRequest, MessagesTranslator)
+
+    @api.post("/count_tokens", openapi_extra=describe_body(CountTokensRequest))
+    async def count_tokens(request: Request) -> Response:
+        """Count the tokens of a conversation's prompt."""
+        fields, headers = await read_fields(request, CountTokensRequest, config.http)
+        conversation, _ = parse_conversation(fields)
+        model = plane.llm(fields.model)
+        reader = model.chat_reader(TextRequest(request_id="", prompt=conversation))
+        _check_thinking(fields, model, reader)
+        return json_response({"input_tokens": await count_prompt(model, conversation, PARAM_NAMES)}, headers=headers)
+
+    return api
 
 
-def _check_begun(answer: ChatMessage, place: str) -> None:
-    """Raise INVALID for a last turn of the assistant that an answer cannot go on with."""
-    if answer.tool_calls:
-        raise invalid(
-            place, f"{place} of the assistant calls tools, so that their results must follow as the user's turn"
-        )
-    if answer.content != answer.content.rstrip():
-        raise invalid(place, f"{place} of the assistant, with which the answer begins, must not end with white space")
+def _check_thinking(fields: CountTokensRequest, model: TextModel, reader: ChatReader | None) -> None:
+    """Raise INVALID where the client asks for thoughts and the model has none."""
+    is_on = fields.thinking is not None and fields.thinking.type == "enabled"
+    if is_on and not (reader is not None and reader.finds_reasoning):
+        reason = f"model '{model.name}' does not reason"
+        raise invalid("thinking.type", f"thinking.type must be 'disabled' or 'adaptive', got 'enabled': {reason}")
 
 
-def parse_tools(fields: CountTokensRequest) -> tuple[tuple[dict[str, Any], ...], ToolChoice]:
-    """Return the tools in OpenAI's form, none where none may be used, and the choice among them."""
-    choice, tools = fields.tool_choice, fields.tools or []
-    check_tool_names([tool.name for tool in tools], "tools[{}].name")
-    is_parallel = choice is None or not choice.disable_parallel_tool_use
-    if choice is not None and choice.type in ("any", "tool") and not tools:
-        raise invalid(
-            "tool_choice.type", f"tool_choice.type must be 'auto' or 'none' without tools, got '{choice.type}'"
-        )
-    parsed = tuple({"type": "function", "function": _function(tool)} for tool in tools)
-    if choice is None or choice.type == "auto":
-        return parsed, ToolChoice(is_parallel=is_parallel)
-    if choice.type == "none":
-        return (), ToolChoice()
-    if choice.type == "any":
-        return parsed, ToolChoice(is_required=True, is_parallel=is_parallel)
-    known = [tool.name for tool in tools]
-    if choice.name not in known:
-        what = f"one of {', '.join(known)}, got {choice.name!r}"
-        raise invalid("tool_choice.name", f"tool_choice.name must be {what}")
-    return parsed, ToolChoice(is_required=True, is_parallel=False, names=(choice.name or "",))
+class MessageStreamResponse(EventStreamResponse):
+    """Streams messages; what keeps the connection alive is Anthropic's own event."""
 
-
-def _function(tool: CustomTool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {name: value for name, value in (function | {"strict": tool.strict}).items() if value is not None}
-
-
-def _system_message(turns: Iterable[tuple[int, Turn]]) -> ChatMessage:
-    """Return the turns that the system has in a row among those of the others. The model's chat template decides where
-    they stand in the prompt."""
-    texts = []
-    for index, turn in turns:
-        wrong = next((each for each in enumerate(_blocks(turn)) if not isinstance(each[1], TextBlock)), None)
-        if wrong is not None:
-            role = "assistant" if isinstance(wrong[1], ToolUseBlock | ThinkingBlock | RedactedThinkingBlock) else "user"
-            raise _misplaced(index, wrong[0], wrong[1].type, role)
-        texts.append(turn.content if isinstance(turn.content, str) else _join_blocks(turn.content))
-    return ChatMessage("system", _BETWEEN_TURNS.join(texts))
-
-
-def _assistant_message(turns: Iterable[tuple[int, Turn]]) -> ChatMessage:
-    """Return the turns that the assistant has in a row as one."""
-    texts, thoughts, calls = [], [], list[ToolCall]()
-    for index, turn in turns:
-        texts.append(turn.content if isinstance(turn.content, str) else _join_blocks(turn.content))
-        for number, block in enumerate(_blocks(turn)):
-            if isinstance(block, ThinkingBlock):
-                thoughts.append(block.thinking)
-            elif isinstance(block, ToolUseBlock):
-                calls.append(ToolCall(block.id, block.name, arguments_text(block.input)))
-            elif isinstance(block, ToolResultBlock):
-                raise _misplaced(index, number, "tool_result", "user")
-            elif isinstance(block, ImageBlock):
-                raise _misplaced(index, number, "image", "user")
-    text = _BETWEEN_TURNS.join(filter(None, texts))
-    return ChatMessage("assistant", text, reasoning="\n".join(thoughts), tool_calls=tuple(calls))
-
-
-def _user_messages(turns: Iterable[tuple[int, Turn]]) -> Iterator[ChatMessage]:
-    """Yield the turns that the user has in a row: the results of calls, and the text and the images between them."""
-    texts: list[str] = []
-    parts: list[str | ImagePart] = []
-    for index, turn in turns:
-        text = turn.content if isinstance(turn.content, str) else ""
-        parts += [_BETWEEN_TURNS] * bool(parts) + [text] * bool(text)
-        for number, block in enumerate(_blocks(turn)):
-            if isinstance(block, TextBlock):
-                text += block.text
-                parts.append(block.text)
-            elif isinstance(block, ImageBlock):
-                parts.append(_image(block, f"messages[{index}].content[{number}].source"))
-            elif isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock):
-                raise _misplaced(index, number, block.type, "assistant")
-            else:
-                if text or texts or parts:
-                    yield _user_message(list(filter(None, [*texts, text])), parts)
-                texts, text, parts = [], "", []
-                result = block.content if isinstance(block.content, str) else _join_blocks(block.content or ())
-                yield ChatMessage("tool", result, tool_call_id=block.tool_use_id)
-        if text or isinstance(turn.content, str):
-            texts.append(text)
-    if texts or parts:
-        yield _user_message(texts, parts)
-
-
-def _user_message(texts: Sequence[str], parts: Sequence[str | ImagePart]) -> ChatMessage:
-    has_images = any(isinstance(each, ImagePart) for each in parts)
-    return ChatMessage("user", _BETWEEN_TURNS.join(texts), parts=tuple(parts) if has_images else ())
-
-
-def _image(block: ImageBlock, path: str) -> ImagePart:
-    source = block.source
-    if source.type == "base64":
-        if source.data is None:
-            raise invalid(f"{path}.data", f"{path}.data is required where its type is base64")
-        return ImagePart(f"data:;base64,{source.data}", f"{path}.data")
-    if source.url is None:
-        raise invalid(f"{path}.url", f"{path}.url is required where its type is url")
-    return ImagePart(source.url, f"{path}.url")
-
-
-def _blocks(turn: Turn) -> Sequence[Block]:
-    return () if isinstance(turn.content, str) else turn.content
-
-
-def _misplaced(index: int, number: int, kind: str, role: str) -> SluiceError:
-    path = f"messages[{index}].content[{number}].type"
-    return invalid(path, f"{path} may be {kind!r} only where the role is {role}")
-
-
-def _join_blocks(blocks: Sequence[object]) -> str:
-    return "".join(block.text for block in blocks if isinstance(block, TextBlock))
-
-
-def parse_messages_request(fields: MessagesRequest, base: TextRequest) -> TextRequest:
-    """Return the request for the answer. `base` has what every route reads alike: id, protocol and scheduling. Raises
-    INVALID for a field of other routes that this one cannot have."""
-    refuse_foreign(fields)
-    sent = {name: getattr(fields, name) for name, field in SAMPLING_FIELDS.items() if field.is_in_openai}
-    sampling: dict[str, Any] = {"max_tokens": fields.max_tokens} | {
-        name: CONVERSIONS[name](value) if name in CONVERSIONS else value
-        for name, value in drop_random_seed(sent).items()
-        if value is not None
-    }
-    if fields.output_config is not None and fields.output_config.format is not None:
-        schema = json.dumps(fields.output_config.format.schema_, ensure_ascii=False)
-        sampling["grammar"] = Grammar(GrammarKind.JSON_SCHEMA, schema)
-    conversation, choice = parse_conversation(fields)
-    return msgspec.structs.replace(
-        base,
-        prompt=conversation,
-        tool_choice=choice,
-        sampling=sampling,
-        stop=tuple(fields.stop_sequences or ()),
-        bad_words=tuple(fields.bad_words or ()),
-    )
-
-
-class MessageReply:
-    """Formats one answer, streamed as Anthropic's named events or whole."""
-
-    def __init__(self, reply_id: str, model: str) -> None:
-        self._head = {"id": f"msg_{reply_id}", "type": "message", "role": "assistant", "model": model}
-        delta = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": PLACEHOLDER}}
-        self._text_frame = TextFrame.around(delta, name="content_block_delta")
-        self._has_begun = False
-
-    def whole(self, events: Sequence[TextEvent]) -> bytes:
-        """Return the answer as one object."""
-        text, end = "".join([event.text for event in events]), events[-1]
-        return self.message([{"type": "text", "text": text}] if text else [], end, ending_of(end))
-
-    def message(self, blocks: list[dict[str, Any]], end: TextEvent, ending: dict[str, str | None]) -> bytes:
-        """Return an answer of content blocks as one object."""
-        return orjson.dumps({**self._head, "content": blocks, **ending, "usage": usage_of(end)})
-
-    def frame(self, event: TextEvent) -> bytes:
-        """Return the frames of an event: the opening before the first one, its text, and the closing at the end."""
-        frame = b"" if self._has_begun else self.opening(event) + _TEXT_START
-        self._has_begun = True
-        if event.text:
-            frame += self._text_frame.fill(event.text)
-        if event.finish_reason is not None:
-            frame += named_event({"type": "content_block_stop", "index": 0}) + self.closing(event, ending_of(event))
-        return frame
-
-    def closing(self, end: TextEvent, ending: dict[str, str | None]) -> bytes:
-        """Return the frames of the end of a stream."""
-        delta = {"type": "message_delta", "delta": ending, "usage": usage_of(end)}
-        return named_event(delta) + named_event({"type": "message_stop"})
-
-    def opening(self, event: TextEvent) -> bytes:
-        """Return the frame that a stream begins with."""
-        usage = {**usage_of(event), "output_tokens": 0}
-        message: dict[str, Any] = {
-            **self._head,
-            "content": [],
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": usage,
-        }
-        return named_event({"type": "message_start", "message": message})
-
-
-def named_event(payload: dict[str, Any]) -> bytes:
-    """Return the frame of an event that is named as its type says."""
-    return event_frame(payload, payload["type"])
-
-
-_TEXT_START = named_event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+    keep_alive_frame = event_frame({"type": "ping"}, "ping")
 
 
 def error_frame(error: SluiceError) -> bytes:
@@ -279,8 +68,193 @@ def error_frame(error: SluiceError) -> bytes:
     return b"event: error\ndata: " + anthropic_error_body(error) + b"\n\n"
 
 
-def ending_of(end: TextEvent) -> dict[str, str | None]:
+class MessagesTranslator(Translator[MessagesRequest]):
+    """A conversation to answer with a message."""
+
+    protocol = "anthropic_messages"
+    stream_type = MessageStreamResponse
+    encode_error = staticmethod(error_frame)
+
+    def __init__(self, fields: MessagesRequest, request: Request) -> None:
+        super().__init__(fields, request)
+        self.param_names = PARAM_NAMES
+
+    @property
+    def model_name(self) -> str:
+        return self.fields.model
+
+    @property
+    def priority(self) -> int | None:
+        return self.fields.priority
+
+    @property
+    def session(self) -> str | None:
+        return None if self.fields.metadata is None else self.fields.metadata.user_id
+
+    def parse(self, base: TextRequest) -> list[TextRequest]:
+        fields = self.fields
+        refuse_foreign(fields)
+        grammar = None
+        if fields.output_config is not None and fields.output_config.format is not None:
+            grammar = Grammar(GrammarKind.JSON_SCHEMA, json_text(fields.output_config.format.schema_))
+        conversation, choice = parse_conversation(fields)
+        request = msgspec.structs.replace(
+            base,
+            prompt=conversation,
+            tool_choice=choice,
+            sampling=read_sampling(fields, max_tokens=fields.max_tokens, grammar=grammar),
+            stop=tuple(fields.stop_sequences or ()),
+            bad_words=tuple(fields.bad_words or ()),
+        )
+        return [request]
+
+    def check(self, model: TextModel, readers: Sequence[ChatReader]) -> None:
+        _check_thinking(self.fields, model, readers[0] if readers else None)
+
+    def reply(self, model: TextModel, readers: Sequence[ChatReader]) -> Reply:
+        return MessageReply(self.request_id, model.name, readers[0] if readers else None)
+
+    @property
+    def is_streamed(self) -> bool:
+        return bool(self.fields.stream)
+
+
+class MessageReply(Reply):
+    """Formats an answer as the blocks that `reader` finds in its text; None: as a block of text."""
+
+    def __init__(self, reply_id: str, model: str, reader: ChatReader | None) -> None:
+        self._head = {"id": f"msg_{reply_id}", "type": "message", "role": "assistant", "model": model}
+        self._reader = reader
+        self._has_begun = False
+        self._has_tool_use = False
+        self._kind = ""
+        """Type of the open block; "" for none."""
+        self._index = -1
+        self._text_frame = TextFrame(b"", b"")
+        """The frame of more text, where the open block is of text."""
+        self._thoughts = blake2b(digest_size=_SIGNATURE_BYTES)
+        self._content: list[dict[str, Any]] = []
+        self._pieces: list[str] = []
+        """The text of the last block of `_content`, as far as it is collected."""
+        self._end: TextEvent
+
+    def frame(self, index: int, event: TextEvent) -> bytes:
+        if self._reader is None and self._has_begun and event.finish_reason is None:
+            return self._text_frame.fill(event.text) if event.text else b""
+        frame = b"" if self._has_begun else self._opening(event)
+        self._has_begun = True
+        for part in self._parts(event):
+            if isinstance(part, AnswerText) and self._kind == _TEXT:
+                frame += self._text_frame.fill(part.text) if part.text else b""
+            else:
+                frame += b"".join(map(_named_event, self._read(part)))
+        if event.finish_reason is None:
+            return frame
+        delta = {"type": "message_delta", "delta": self._ending(event), "usage": _usage(event)}
+        return frame + b"".join(map(_named_event, (*self._close(), delta, {"type": "message_stop"})))
+
+    def collector(self, index: int) -> Callable[[TextEvent], object]:
+        return self._collect
+
+    def _collect(self, event: TextEvent) -> None:
+        self._end = event
+        if self._reader is None and self._kind:
+            self._pieces.append(event.text)
+        else:
+            for payload in [each for part in self._parts(event) for each in self._read(part)]:
+                self._add(payload)
+        if event.finish_reason is not None:
+            for payload in self._close():
+                self._add(payload)
+
+    async def whole(self) -> bytes:
+        blocks = [block for block in self._content if block["type"] != _TEXT or block[_TEXT]]
+        return orjson.dumps({**self._head, "content": blocks, **self._ending(self._end), "usage": _usage(self._end)})
+
+    def _parts(self, event: TextEvent) -> Sequence[Part]:
+        return (AnswerText(event.text),) if self._reader is None else self._reader.read(event)
+
+    def _opening(self, event: TextEvent) -> bytes:
+        """Return the frame that a stream begins with."""
+        ending: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
+        usage = {**_usage(event), "output_tokens": 0}
+        message = {**self._head, "content": [], **ending, "usage": usage}
+        return _named_event({"type": "message_start", "message": message})
+
+    def _ending(self, end: TextEvent) -> dict[str, str | None]:
+        return _ending(end, has_tool_use=self._has_tool_use)
+
+    def _read(self, part: Part) -> Iterator[dict[str, Any]]:
+        """Yield the events of a part."""
+        if isinstance(part, CallStart):
+            self._has_tool_use = True
+            yield from self._open(_TOOL_USE, {"type": _TOOL_USE, "id": part.id, "name": part.name, "input": {}})
+        elif isinstance(part, CallArguments):
+            yield self._delta({"type": "input_json_delta", "partial_json": part.text})
+        elif isinstance(part, AnswerText):
+            if self._kind != _TEXT:
+                yield from self._open(_TEXT, {"type": _TEXT, "text": ""})
+            if part.text:
+                yield self._delta({"type": "text_delta", "text": part.text})
+        else:
+            if self._kind != _THINKING:
+                yield from self._open(_THINKING, {"type": _THINKING, "thinking": "", "signature": ""})
+            self._thoughts.update(part.text.encode(errors="surrogatepass"))
+            yield self._delta({"type": "thinking_delta", "thinking": part.text})
+
+    def _open(self, kind: str, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close()
+        self._kind, self._index = kind, self._index + 1
+        if kind == _TEXT:
+            delta = self._delta({"type": "text_delta", "text": PLACEHOLDER})
+            self._text_frame = TextFrame.around(delta, name=delta["type"])
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _close(self) -> Iterator[dict[str, Any]]:
+        if self._kind == _THINKING:
+            # Clients send thoughts back only with a signature. Nothing here checks it.
+            yield self._delta({"type": "signature_delta", "signature": self._thoughts.hexdigest()})
+        if self._kind:
+            yield {"type": "content_block_stop", "index": self._index}
+        self._kind = ""
+
+    def _delta(self, delta: dict[str, str]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _add(self, payload: dict[str, Any]) -> None:
+        """Add what an event tells to the content of the whole answer."""
+        if payload["type"] == "content_block_start":
+            self._content.append(payload["content_block"])
+            self._pieces = []
+        elif payload["type"] == "content_block_stop":
+            _fill(self._content[-1], "".join(self._pieces))
+        elif "signature" in payload["delta"]:
+            self._content[-1]["signature"] = payload["delta"]["signature"]
+        else:
+            self._pieces += [text for name, text in payload["delta"].items() if name != "type"]
+
+
+def _named_event(payload: dict[str, Any]) -> bytes:
+    """Return the frame of an event that is named as its type says."""
+    return event_frame(payload, payload["type"])
+
+
+def _fill(block: dict[str, Any], text: str) -> None:
+    """Put the joined text of a block's deltas into it. What of an input was cut off is left out, as in Anthropic's own
+    clients."""
+    if block["type"] == _TOOL_USE:
+        block["input"] = pydantic_core.from_json(text or "{}", allow_partial="trailing-strings")
+    else:
+        block[block["type"]] = text
+
+
+def _ending(end: TextEvent, *, has_tool_use: bool) -> dict[str, str | None]:
     """Return why an answer ended, in Anthropic's words."""
+    if has_tool_use and end.finish_reason is FinishReason.STOP:
+        return {
+            "stop_reason": "tool_use",
+            "stop_sequence": end.stop_reason if isinstance(end.stop_reason, str) else None,
+        }
     if end.finish_reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(end.stop_reason, str):
@@ -288,7 +262,7 @@ def ending_of(end: TextEvent) -> dict[str, str | None]:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def usage_of(event: TextEvent) -> dict[str, int]:
+def _usage(event: TextEvent) -> dict[str, int]:
     """Return Anthropic's counts, of which the prompt's tokens are those that were not in the prefix cache."""
     return {
         "input_tokens": event.prompt_tokens - event.cached_tokens,

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from sluice.engine.sampling_fields import SAMPLING_FIELDS
-from sluice.gateway.api.sampling import build_sampling_schema
-from sluice.gateway.api.tools import MAX_TOOLS, TOOL_NAME_HELP, SentArguments, ToolSchema
+from sluice.gateway.api.fields import MAX_TOOLS, TOOL_NAME_HELP, SentArguments, ToolSchema, build_sampling_schema
 from sluice.gateway.front.http.parsing import (
     MAX_LIST,
     RequestObject,
@@ -80,7 +79,7 @@ class ToolUseBlock(RequestObject):
 
 
 class ToolResultBlock(RequestObject):
-    """What a call returned, in a turn of the user."""
+    """The result of a tool call, in a turn of the user."""
 
     type: Literal["tool_result"]
     tool_use_id: str

@@ -3,12 +3,16 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
+from fastapi import Request, Response
 
 from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import SluiceError, invalid
+from sluice.gateway.api.fields import THINKING_SWITCHES, check_tool_names, json_text
+from sluice.gateway.api.ollama.models import repository_name
+from sluice.gateway.api.ollama.reply import LineStreamResponse, OllamaReply, PieceReader, error_line
 from sluice.gateway.api.ollama.schemas import (
     AnswerRequest,
     OllamaChatRequest,
@@ -16,20 +20,25 @@ from sluice.gateway.api.ollama.schemas import (
     OllamaMessage,
     Options,
 )
-from sluice.gateway.api.tools import THINKING_SWITCHES, arguments_text, check_tool_names
+from sluice.gateway.api.translators import Reply, Translator, stop_strings
+from sluice.gateway.front.http.parsing import warning_header
+from sluice.gateway.plane.data_plane import Plane
 from sluice.pipelines.text.model import TextModel
 from sluice.pipelines.text.sampling import drop_random_seed
 from sluice.pipelines.text.types import (
     ChatMessage,
+    ChatReader,
     Conversation,
     EncodedPrompt,
     ImagePart,
+    Prompt,
     PromptForm,
     TemplateOptions,
     TextRequest,
     ToolCall,
 )
 
+AnswerT = TypeVar("AnswerT", bound=AnswerRequest)
 _SAME_NAMES = ("temperature", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty")
 MAX_TEMPERATURE = 2.0
 """The highest temperature of the engine."""
@@ -40,26 +49,108 @@ _NO_TIME = re.compile(r"[-+]?(0|((0+(\.0*)?|\.0+)(ns|us|µs|μs|ms|s|m|h))+)")
 _NO_OPTIONS = Options.model_validate({})
 
 
-def parse_answer_request(fields: AnswerRequest, base: TextRequest) -> TextRequest:
-    """Return the request without its prompt. `base` has what every route reads alike: id, protocol and scheduling."""
-    if fields.top_logprobs and not fields.logprobs:
-        raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
-    options = fields.options or _NO_OPTIONS
-    sampling = _sampling(options)
-    num_predict = options.num_predict or 0
-    if fields.logprobs:
-        sampling["logprobs"] = fields.top_logprobs or 0
-    if fields.format not in (None, ""):
-        sampling["grammar"] = _grammar(fields.format)
-    stop = options.stop or ()
-    suffix = fields.suffix if isinstance(fields, OllamaGenerateRequest) else None
-    return msgspec.structs.replace(
-        base,
-        sampling=sampling,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        default_max_tokens=num_predict if num_predict > 0 else None,
-        prompt_form=PromptForm(suffix=suffix) if suffix else base.prompt_form,
-    )
+class OllamaTranslator(Translator[AnswerT]):
+    """A request for text, and what becomes of its options."""
+
+    stream_type = LineStreamResponse
+    encode_error = staticmethod(error_line)
+    is_chat: ClassVar[bool]
+
+    def __init__(self, fields: AnswerT, request: Request, *, plane: Plane) -> None:
+        super().__init__(fields, request)
+        num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+        self._reply = OllamaReply(fields.model, num_logprobs, is_chat=self.is_chat)
+        self._model_name = repository_name(plane, fields.model)
+        self._prompt: Prompt = ""
+
+    @property
+    def model_name(self) -> str:
+        return self._model_name
+
+    def parse(self, base: TextRequest) -> list[TextRequest]:
+        fields, options = self.fields, self.fields.options or _NO_OPTIONS
+        if fields.top_logprobs and not fields.logprobs:
+            raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
+        sampling = _sampling(options)
+        num_predict = options.num_predict or 0
+        if fields.logprobs:
+            sampling["logprobs"] = fields.top_logprobs or 0
+        if fields.format not in (None, ""):
+            sampling["grammar"] = _grammar(fields.format)
+        request = msgspec.structs.replace(
+            base,
+            prompt=self._prompt,
+            sampling=sampling,
+            stop=stop_strings(options.stop),
+            default_max_tokens=num_predict if num_predict > 0 else None,
+        )
+        return [request]
+
+    def without_effect(self, model: TextModel, request: TextRequest) -> list[str]:
+        """Return the paths of the options whose value is not the one that counts."""
+        options, names = self.fields.options or _NO_OPTIONS, []
+        if (options.temperature or 0.0) > MAX_TEMPERATURE:
+            names.append("options.temperature")
+        penalties = options.repeat_penalty, options.presence_penalty, options.frequency_penalty
+        if (options.repeat_last_n or -1) > 0 and any(
+            each not in (None, off) for each, off in zip(penalties, _OFF, strict=True)
+        ):
+            names.append("options.repeat_last_n")
+        return names
+
+    def reply(self, model: TextModel, readers: Sequence[ChatReader]) -> Reply:
+        if readers:
+            self._reply.pieces = PieceReader(readers[0], shows_thinking=self.fields.think is not False)
+        return self._reply
+
+    @property
+    def is_streamed(self) -> bool:
+        return self.fields.stream is not False
+
+    def _loaded(self) -> Response:
+        """Answer a request that asks for no text. One that would unload the model is answered as if it had: the next
+        request would load it again, and the model stays for others meanwhile."""
+        reason, headers = "load", {}
+        if _asks_to_unload(self.fields.keep_alive):
+            reason, headers = "unload", warning_header((), (), ["keep_alive"])
+        return Response(self._reply.loaded(reason), headers=headers, media_type="application/json")
+
+
+class OllamaChatTranslator(OllamaTranslator[OllamaChatRequest]):
+    """A conversation to answer."""
+
+    protocol = "ollama_chat"
+    is_chat = True
+
+    async def prepare(self, model: TextModel) -> Response | None:
+        if not self.fields.messages:
+            return self._loaded()
+        self._prompt = parse_chat(self.fields, model)
+        return None
+
+
+class OllamaGenerateTranslator(OllamaTranslator[OllamaGenerateRequest]):
+    """A text to continue, or a question."""
+
+    protocol = "ollama_generate"
+    is_chat = False
+
+    async def prepare(self, model: TextModel) -> Response | None:
+        fields = self.fields
+        if not fields.prompt:
+            return self._loaded()
+        if fields.images and (fields.raw or fields.suffix or fields.context):
+            raise invalid("images", "images must be left out with raw, suffix and context; use /api/chat")
+        if fields.raw or fields.suffix:
+            self._prompt = fields.prompt
+        else:
+            memory = GenerateMemory(model, fields)
+            self._prompt, self._reply.recall = await memory.prompt(), memory.context
+        return None
+
+    def parse(self, base: TextRequest) -> list[TextRequest]:
+        suffix = self.fields.suffix
+        return super().parse(msgspec.structs.replace(base, prompt_form=PromptForm(suffix=suffix)) if suffix else base)
 
 
 def _sampling(options: Options) -> dict[str, Any]:
@@ -78,20 +169,7 @@ def _sampling(options: Options) -> dict[str, Any]:
     return drop_random_seed({name: value for name, value in sampling.items() if value is not None})
 
 
-def without_effect(fields: AnswerRequest) -> list[str]:
-    """Return the paths of the options whose value is not the one that counts."""
-    options, names = fields.options or _NO_OPTIONS, []
-    if (options.temperature or 0.0) > MAX_TEMPERATURE:
-        names.append("options.temperature")
-    penalties = options.repeat_penalty, options.presence_penalty, options.frequency_penalty
-    if (options.repeat_last_n or -1) > 0 and any(
-        each not in (None, off) for each, off in zip(penalties, _OFF, strict=True)
-    ):
-        names.append("options.repeat_last_n")
-    return names
-
-
-def asks_to_unload(keep_alive: object) -> bool:
+def _asks_to_unload(keep_alive: object) -> bool:
     """Whether a request without a prompt would have Ollama unload the model: it stays for no second."""
     if isinstance(keep_alive, str):
         return _NO_TIME.fullmatch(keep_alive) is not None
@@ -101,7 +179,7 @@ def asks_to_unload(keep_alive: object) -> bool:
 def _grammar(sent: str | dict[str, Any]) -> Grammar:
     if isinstance(sent, str):
         return Grammar(GrammarKind.JSON_OBJECT)
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(sent, ensure_ascii=False))
+    return Grammar(GrammarKind.JSON_SCHEMA, json_text(sent))
 
 
 def parse_chat(fields: OllamaChatRequest, model: TextModel) -> Conversation:
@@ -148,7 +226,7 @@ def _parse_turns(messages: Sequence[OllamaMessage]) -> Iterator[ChatMessage]:
         if message.content is None and not message.tool_calls:
             raise invalid(f"{path}.content", f"{path}.content is required")
         calls = tuple(
-            ToolCall(call.id or f"call_{index}_{number}", call.function.name, arguments_text(call.function.arguments))
+            ToolCall(call.id or f"call_{index}_{number}", call.function.name, json_text(call.function.arguments))
             for number, call in enumerate(message.tool_calls or ())
         )
         unanswered = list(calls)
@@ -179,12 +257,6 @@ def _thinking_arguments(fields: AnswerRequest, model: TextModel) -> dict[str, An
         raise invalid("think", f"think must be false, got {json.dumps(fields.think)}: {fields.model!r} does not think")
     effort = {"reasoning_effort": fields.think} if isinstance(fields.think, str) else {}
     return dict.fromkeys(THINKING_SWITCHES, bool(fields.think)) | effort
-
-
-def check_images(fields: OllamaGenerateRequest) -> None:
-    """Raise INVALID for images beside a prompt that is no conversation."""
-    if fields.images and (fields.raw or fields.suffix or fields.context):
-        raise invalid("images", "images must be left out with raw, suffix and context; use /api/chat")
 
 
 class GenerateMemory:

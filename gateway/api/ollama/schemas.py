@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from sluice.engine.sampling_fields import MAX_LOGPROBS
-from sluice.gateway.api.openai.embeddings import Texts
+from sluice.gateway.api.fields import MAX_TOOLS, SentArguments
+from sluice.gateway.api.openai.encoders import Texts
 from sluice.gateway.api.openai.schemas import MAX_MODEL_CHARS, SomeTokenIds
-from sluice.gateway.api.openai.tool_schemas import FunctionTool
-from sluice.gateway.api.tools import MAX_TOOLS, SentArguments
+from sluice.gateway.api.openai.turns import FunctionTool
 from sluice.gateway.front.http.parsing import (
     MAX_LIST,
     RequestObject,

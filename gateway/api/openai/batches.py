@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints, field_validator
 
 from sluice.gateway.answers.batches.lines import ENDPOINTS
 from sluice.gateway.answers.batches.service import BatchService
-from sluice.gateway.answers.batches.tables import Page
+from sluice.gateway.answers.batches.store import Page
 from sluice.gateway.api.openai import files
 from sluice.gateway.calls import current_identity
 from sluice.gateway.front.http.bodies import json_response, read_fields

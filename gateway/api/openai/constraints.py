@@ -1,6 +1,5 @@
 """Constraints on an answer, in OpenAI's and in vLLM's fields, as grammars."""
 
-import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,6 +11,7 @@ from sluice.engine.guidance.closing import rewrite
 from sluice.engine.guidance.schema import parse_schema
 from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import invalid
+from sluice.gateway.api.fields import json_text
 from sluice.gateway.api.openai.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
 from sluice.gateway.front.http.errors import client_names
 from sluice.gateway.front.http.parsing import quote_value, schema_notes
@@ -77,7 +77,7 @@ def _read_constraints(fields: GenerationRequest) -> Iterator[Constraint]:
         "guided_", fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar
     )
     if fields.structural_tag is not None:
-        yield "structural_tag", StructuralTag(_json_text(fields.structural_tag))
+        yield "structural_tag", StructuralTag(json_text(fields.structural_tag))
     if fields.structured_outputs is not None:
         yield from _read_structured_outputs(fields.structured_outputs)
 
@@ -91,14 +91,14 @@ def _read_response_format(sent: ResponseFormat) -> Iterator[Constraint]:
             raise invalid(path, f"{path} is required where response_format.type is json_schema")
         if sent.json_schema.schema_ is None:
             raise invalid(f"{path}.schema", f"{path}.schema is required")
-        grammar = Grammar(GrammarKind.JSON_SCHEMA, _json_text(sent.json_schema.schema_))
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, json_text(sent.json_schema.schema_))
         if sent.json_schema.strict:
             _check_strict(f"{path}.schema", grammar)
         yield f"{path}.schema", grammar
     if sent.type == "structural_tag":
         parts = {"structures": sent.structures, "triggers": sent.triggers, "format": sent.format}
         given = {name: value for name, value in parts.items() if value is not None}
-        yield "response_format", StructuralTag(_json_text(given))
+        yield "response_format", StructuralTag(json_text(given))
 
 
 def _check_strict(path: str, grammar: Grammar) -> None:
@@ -113,10 +113,10 @@ def _read_structured_outputs(sent: StructuredOutputs) -> Iterator[Constraint]:
     schema = sent.json_
     if schema is not None and sent.disable_additional_properties:
         with client_names({"grammar": "structured_outputs.json"}):
-            schema = rewrite(parse_schema(_json_text(schema)), is_closed=True).schema
+            schema = rewrite(parse_schema(json_text(schema)), is_closed=True).schema
     yield from _read_guided("structured_outputs.", schema, sent.regex, sent.choice, sent.grammar)
     if sent.structural_tag is not None:
-        yield "structured_outputs.structural_tag", StructuralTag(_json_text(sent.structural_tag))
+        yield "structured_outputs.structural_tag", StructuralTag(json_text(sent.structural_tag))
     if sent.json_object:
         yield "structured_outputs.json_object", Grammar(GrammarKind.JSON_OBJECT)
 
@@ -130,14 +130,10 @@ def _read_guided(
 ) -> Iterator[Constraint]:
     """Read vLLM's four constraints, which it spells in two ways: with a prefix, and as fields of an object."""
     if json_schema is not None:
-        yield f"{prefix}json", Grammar(GrammarKind.JSON_SCHEMA, _json_text(json_schema))
+        yield f"{prefix}json", Grammar(GrammarKind.JSON_SCHEMA, json_text(json_schema))
     if regex is not None:
         yield f"{prefix}regex", Grammar(GrammarKind.REGEX, regex)
     if choice is not None:
-        yield f"{prefix}choice", Grammar(GrammarKind.CHOICE, _json_text(choice))
+        yield f"{prefix}choice", Grammar(GrammarKind.CHOICE, json_text(choice))
     if grammar is not None:
         yield f"{prefix}grammar", Grammar(GrammarKind.EBNF, grammar)
-
-
-def _json_text(value: str | dict[str, Any] | list[str]) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

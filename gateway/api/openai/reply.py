@@ -1,7 +1,7 @@
 """The shape of OpenAI's answers: chunks when streamed, one object when whole; token counts and log probabilities."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,12 +9,12 @@ import orjson
 from msgspec.structs import replace
 
 from sluice.errors import SluiceError
+from sluice.gateway.api.translators import Reply
 from sluice.gateway.front.http.errors import openai_error_body
 from sluice.gateway.front.http.sse import DONE, PLACEHOLDER, TextFrame, event_frame
 from sluice.pipelines.text.citations import encoding_field, to_json_objects
 from sluice.pipelines.text.detokenizer import REPLACEMENT_CHARACTER
-from sluice.pipelines.text.parts import Part
-from sluice.pipelines.text.types import TextDetail, TextEvent, TextLogprob, TokenText
+from sluice.pipelines.text.types import Part, TextDetail, TextEvent, TextLogprob, TokenText
 
 JsonObject = dict[str, Any]
 LOWEST = -9999.0
@@ -28,10 +28,9 @@ class ReplyOptions:
     Each of `num_prompts` prompts gets `n` choices, the likeliest of `best_of` sequences. With `include_usage` a stream
     ends with the token counts, and with `continuous_usage` each of its chunks has those of its choice so far.
     `top_logprobs` and `prompt_logprobs` are the numbers of alternatives; None leaves out log probabilities.
-    `param_names` maps the names that models use in their errors to the client's names. `relaxed` says what of the
-    client's JSON schema answers are not held to. `service_tier` is the one that the answer names; None for none.
-    `names_tokens_by_id` names tokens `token_id:N` in log probabilities. With `has_functions` a call has OpenAI's
-    earlier shape; without `has_reasoning` the reasoning is left out.
+    `service_tier` is the one that the answer names; None for none. `names_tokens_by_id` names tokens `token_id:N` in
+    log probabilities. With `has_functions` a call has OpenAI's earlier shape; without `has_reasoning` the reasoning is
+    left out.
     """
 
     num_prompts: int
@@ -41,8 +40,6 @@ class ReplyOptions:
     continuous_usage: bool = False
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
-    param_names: Mapping[str, str] = field(default_factory=dict)
-    relaxed: Sequence[str] = ()
     service_tier: str | None = None
     returns_token_ids: bool = False
     names_tokens_by_id: bool = False
@@ -50,15 +47,24 @@ class ReplyOptions:
     has_reasoning: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
-    """One finished text, the event that ended it, and the details of all its events."""
+    """One text as it is collected: its events, and the parts that a `ChatReader` found in them."""
 
-    text: str
-    end: TextEvent
-    details: Sequence[TextDetail] = ()
-    parts: Sequence[Part] = ()
-    """The parts that a `ChatReader` found in the text."""
+    events: list[TextEvent] = field(default_factory=list)
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join([event.text for event in self.events])
+
+    @property
+    def end(self) -> TextEvent:
+        return self.events[-1]
+
+    @property
+    def details(self) -> list[TextDetail]:
+        return [event.detail for event in self.events if event.detail is not None]
 
     @property
     def logprobs(self) -> list[TextLogprob]:
@@ -75,10 +81,9 @@ class Choice:
         return detail.total_logprob / max(self.end.completion_tokens, 1) if detail is not None else 0.0
 
 
-class OpenAIReply(ABC):
+class OpenAIReply(Reply):
     """Formats one answer: its head here, its choices in a subclass."""
 
-    protocol: ClassVar[str]
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
@@ -94,6 +99,7 @@ class OpenAIReply(ABC):
         self._has_begun = False
         self._ends: dict[int, TextEvent] = {}
         """The last event of each stream that has ended."""
+        self._collected = [Choice() for _ in range(options.num_prompts * options.best_of)]
 
     @abstractmethod
     def piece(self, index: int, text: str, logprobs: JsonObject | None) -> JsonObject:
@@ -183,15 +189,18 @@ class OpenAIReply(ABC):
             frame += self._choice_frame({**last, **fields}, event)
         return frame
 
-    def closing(self) -> bytes:
-        """Return the frames that follow the last event of the last stream."""
+    async def closing(self) -> bytes:
         if not self._options.include_usage:
             return DONE
         counts = self._usage([self._ends[index] for index in sorted(self._ends)])
         return event_frame({**self._chunk_head, "choices": [], "usage": counts}) + DONE
 
-    def whole(self, sequences: Sequence[Choice]) -> bytes:
+    def collector(self, index: int) -> Callable[[TextEvent], object]:
+        return self._collected[index].events.append
+
+    async def whole(self) -> bytes:
         """Return the answer as one object, with the likeliest of each prompt's sequences, which stand side by side."""
+        sequences = self._collected
         counts = self._usage([sequence.end for sequence in sequences])
         choices = self._likeliest(sequences)
         objects = [self.choice(i, choice, self._format_logprobs(choice.logprobs)) for i, choice in enumerate(choices)]

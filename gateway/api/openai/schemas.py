@@ -11,15 +11,8 @@ from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, Wr
 from pydantic_core import PydanticKnownError
 
 from sluice.engine.sampling_fields import MAX_LOGPROBS, SAMPLING_FIELDS
-from sluice.gateway.api.openai.tool_schemas import (
-    ChatTurn,
-    FunctionCallField,
-    FunctionDefinition,
-    FunctionTool,
-    ToolChoiceField,
-)
-from sluice.gateway.api.sampling import build_sampling_schema
-from sluice.gateway.api.tools import MAX_TOOLS
+from sluice.gateway.api.fields import build_sampling_schema
+from sluice.gateway.api.openai.turns import ChatTurn, ToolFields
 from sluice.gateway.front.http.parsing import (
     MAX_LIST,
     Content,
@@ -267,18 +260,11 @@ class Prediction(RequestObject):
     content: Content
 
 
-class ChatCompletionRequest(GenerationRequest, TemplateFields):
+class ChatCompletionRequest(GenerationRequest, TemplateFields, ToolFields):
     """`POST /v1/chat/completions`."""
 
     example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}'
     messages: list[ChatTurn] = Field(min_length=1, fail_fast=True)
-    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: ToolChoiceField | None = None
-    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer.")
-    functions: list[FunctionDefinition] | None = Field(
-        None, max_length=MAX_TOOLS, fail_fast=True, description="tools, as OpenAI had them earlier."
-    )
-    function_call: FunctionCallField | None = Field(None, description="tool_choice, as OpenAI had it earlier.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="An argument of the chat template. none switches the reasoning off, all others on."
     )

@@ -10,7 +10,7 @@ from sluice.gateway.api.rag.bodies import JsonObject
 from sluice.gateway.front.http.errors import client_names, openai_error_body
 from sluice.gateway.front.http.sse import DONE, encode_text
 from sluice.pipelines.text.citations import encoding_field, to_json_objects
-from sluice.pipelines.text.consumers import Called, Generate, Mapped
+from sluice.pipelines.text.stream import Called, Generate, Mapped
 from sluice.pipelines.text.types import Retrieval, TextEvent
 
 _PARAM_NAMES = {"query": "question"}

@@ -16,7 +16,7 @@ from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.plane.data_plane import Plane
 from sluice.pipelines.rag.filters import parse_filter
 from sluice.pipelines.rag.library import DocumentLibrary
-from sluice.pipelines.rag.retrieval.search import SearchOptions, SearchQuery
+from sluice.pipelines.rag.search import SearchOptions, SearchQuery
 from sluice.pipelines.rag.types import RetrievalMode, build_source
 from sluice.pipelines.text.citations import encoding_field, to_json_objects
 from sluice.pipelines.text.model import TextModel

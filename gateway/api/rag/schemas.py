@@ -10,9 +10,9 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from sluice.engine.sampling_fields import SAMPLING_FIELDS, FieldKind
-from sluice.gateway.api.sampling import build_sampling_schema
+from sluice.gateway.api.fields import build_sampling_schema
 from sluice.gateway.front.http.parsing import Message, RequestObject, StopStrings
-from sluice.pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K
+from sluice.pipelines.rag.search import MAX_CANDIDATES, MAX_TOP_K
 
 MAX_METADATA_KEYS = 64
 MAX_DOCUMENTS = 10_000

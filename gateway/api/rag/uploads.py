@@ -20,10 +20,9 @@ from sluice.gateway.front.http.parsing import parse_body, quote_name, quote_valu
 from sluice.gateway.front.http.request import read_body
 from sluice.gateway.front.long_work import run_aside
 from sluice.gateway.options.http import HttpOptions
-from sluice.pipelines.rag.documents.encodings import find_encoding
-from sluice.pipelines.rag.documents.extract import UTF_8
-from sluice.pipelines.rag.documents.formats import detect_format
+from sluice.pipelines.rag.documents.extract import UTF_8, find_encoding
 from sluice.pipelines.rag.documents.jsonl import JsonLines, is_jsonl
+from sluice.pipelines.rag.documents.parse import detect_format
 from sluice.pipelines.rag.types import DocumentFormat, Metadata, Upload
 
 JSON = "application/json"

@@ -22,7 +22,7 @@ _MAX_CONFIG_CHARS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What a load request brings. With a `lora_path` it is one for an adapter."""
+    """The parameters of a load request. With a `lora_path` the request loads an adapter."""
 
     overrides: LoadOverrides | None = None
     lora_path: str | None = None
@@ -56,6 +56,7 @@ async def load_model(server: V2Server, name: str, request: LoadRequest) -> None:
     if request.lora_path is None:
         note_model(name)
         await server.repository.load(name, request.overrides)
+        await server.settle()
     else:
         await server.adapters.load(name, request.lora_path, request.base_model, replaces=True)
 
@@ -68,6 +69,7 @@ async def unload_model(server: V2Server, name: str, base_model: str, unload_depe
     else:
         note_model(name)
         await server.repository.unload(name, unload_dependents)
+        await server.settle()
 
 
 async def index_rows(server: V2Server, ready_only: bool) -> list[dict[str, str]]:

@@ -4,19 +4,20 @@ Descriptions are plain values in Triton's order of members, fit for JSON and for
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.api.v2.log_settings import LogSettings
 from sluice.gateway.api.v2.shared_memory import SharedMemoryRegistry
-from sluice.gateway.api.v2.trace import TraceSettings
-from sluice.gateway.calls import CallLog
+from sluice.gateway.api.v2.trace_settings import TraceSettings
+from sluice.gateway.calls import CallLog, is_visible
 from sluice.gateway.plane.adapters import RuntimeAdapters
 from sluice.gateway.plane.health import ServerHealth
 from sluice.gateway.plane.models import ModelFinder
-from sluice.gateway.tracing.tracer import Tracer
+from sluice.gateway.plane.rooms import OtherProcesses
+from sluice.gateway.telemetry.tracer import Tracer
 from sluice.serving.model import Model
 from sluice.serving.repository.repository import ModelRepository
 from sluice.serving.request import LATEST
@@ -66,6 +67,8 @@ class V2Server:
     name: str
     takes_model_files: bool = False
     """Whether clients may load models with files of their own."""
+    elsewhere: OtherProcesses | None = None
+    """None: the server has one process."""
 
     def is_model_ready(self, name: str, version: int = LATEST) -> bool:
         """Whether that version is loaded and would serve now; for an adapter, whether its model is."""
@@ -73,6 +76,21 @@ class V2Server:
             return self.models.find(self.adapters.base_of(name) or name, version).is_ready
         except SluiceError:
             return False
+
+    async def settle(self) -> None:
+        """Wait until the server's other processes serve the models that this one does, and nothing that it traces."""
+        if self.elsewhere is not None:
+            await self.elsewhere.settle()
+
+    async def statistics(self, name: str, version: int) -> dict[str, Any]:
+        """Return the statistics of the visible models, of those called `name`, or of one version, over all processes.
+        Raises INVALID where none is."""
+        found = statistics([each for each in self.repository.models() if is_visible(each.name)], name, version)
+        for other in () if self.elsewhere is None else await self.elsewhere.statistics():
+            for own in found["model_stats"]:
+                if (own["name"], own["version"]) == (other["name"], other["version"]):
+                    _add_statistics(own, other)
+        return found
 
     async def close(self) -> None:
         """Free shared memory, write and send the traces that are left, and restore the log."""
@@ -132,6 +150,25 @@ def statistics(models: Iterable[Model], name: str = "", version: int = LATEST) -
             raise SluiceError(ErrorCode.INVALID, f"requested model version is not available for model '{name}'")
     found.sort(key=lambda model: (model.name, model.version))
     return {"model_stats": [_model_statistics(model) for model in found]}
+
+
+def _add_statistics(own: dict[str, Any], other: Mapping[str, Any]) -> None:
+    """Add what another process has counted."""
+    for name, value in other.items():
+        before = own.get(name)
+        if before is None:
+            own[name] = value
+        elif name == "last_inference":
+            own[name] = max(before, value)
+        elif isinstance(value, dict):
+            _add_statistics(before, value)
+        elif isinstance(value, int) and name != "batch_size":
+            own[name] = before + value
+        elif name == "batch_stats":
+            by_size = {each["batch_size"]: each for each in before}
+            for each in value:
+                _add_statistics(by_size.setdefault(each["batch_size"], {}), each)
+            own[name] = [by_size[size] for size in sorted(by_size)]
 
 
 def _model_statistics(model: Model) -> dict[str, Any]:

@@ -1,38 +1,39 @@
-"""Triton's trace extension: its settings, the requests that they pick, and their traces in Triton's JSON."""
+"""The traces of Triton's trace extension: what is captured of a request, the steps within it, and how both are told.
 
-import json
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+Each step, a request that an ensemble or a Python model asks another model, has a trace of its own, which names the one
+that it belongs to. Files have them as Triton's JSON. In Triton's mode `opentelemetry` they are spans: `InferRequest` is
+the request in its protocol, with a span of the model's name within, and `compute` within that; steps have the same two.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import NamedTuple
 
-from sluice.errors import invalid
-from sluice.gateway.api.v2.trace_spans import TracesAsSpans
-from sluice.gateway.api.v2.trace_steps import Record, TracedModel, find_steps, to_records
-from sluice.gateway.api.v2.trace_values import (
-    CLEARED,
-    LEVELS,
-    TRACE_FIELDS,
-    TRACE_SETTINGS,
-    UNCHANGED,
-    TraceSetting,
-    TraceValue,
-    parse_setting,
-)
-from sluice.record.spans import Attributes, Recording, Span, current_span, remote_parent
+from sluice.gateway.telemetry.tracer import SpanSink
+from sluice.record.spans import Attributes, Recording, RemoteParent, Span, SpanEvent, current_span
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model
 from sluice.serving.request import InferRequest
 from sluice.serving.tensors.tensor import Tensor
 
-log = logging.getLogger(__name__)
-_MAX_KEPT = 1000
-"""Most traces that wait in memory for their group; where groups have no size, they go to the file then."""
+Record = dict[str, object]
+_MODEL = ("REQUEST_START", "QUEUE_START", "REQUEST_END")
+_COMPUTE = ("COMPUTE_START", "COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
+_COMPUTE_SPANS = ("compute_input", "compute_infer", "compute_output")
 _ENSEMBLE = "ensemble"
+
+
+class TracedModel(NamedTuple):
+    """The trace of one request to one model. `parent` is the number of the trace above it, 0 for none."""
+
+    number: int
+    parent: int
+    name: str
+    version: int
+    events: list[SpanEvent]
+    """The points that it has passed, and the tensors that it was seen with, as attributes."""
+    request_id: str = ""
 
 
 class Trace:
@@ -126,209 +127,101 @@ def _describe_tensor(tensor: Tensor) -> Attributes:
     return {"name": tensor.name, "data": data, "shape": ",".join(map(str, tensor.shape)), "dtype": tensor.datatype}
 
 
-class TraceFile:
-    """Writes traces into one array at `path`, and groups of them into `path.0`, `path.1` …"""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._next_index = 0
-        self._has_begun = False
-
-    def write_group(self, records: list[Record]) -> None:
-        self._write(f"{self.path}.{self._next_index}", "w", f"[{_json(records)}]")
-        self._next_index += 1
-
-    def append(self, records: list[Record]) -> None:
-        """Add to the array at `path`, which `close` ends."""
-        self._write(self.path, "a" if self._has_begun else "w", ("," if self._has_begun else "[") + _json(records))
-        self._has_begun = True
-
-    def close(self) -> None:
-        """End the array, where one was begun."""
-        if self._has_begun:
-            self._write(self.path, "a", "]")
-            self._has_begun = False
-
-    def _write(self, path: str, mode: str, text: str) -> None:
-        try:
-            with Path(path).open(mode) as file:
-                file.write(text)
-        except OSError as error:
-            log.error("failed creating trace file: %s", error)
+# -- steps
 
 
-def _json(records: list[Record]) -> str:
-    return ",".join(json.dumps(record, separators=(",", ":")) for record in records)
+def find_steps(job: Span, number: int, choose_number: Callable[[], int]) -> Iterator[TracedModel]:
+    """Yield the steps within the span of a job, whose trace has `number`; those above others first."""
+    numbers = {job.span_id: number}
+    for span in job.recording.spans:  # in the order in which they have begun
+        parent = next((numbers[above.span_id] for above in span.around() if above.span_id in numbers), 0)
+        if parent and span.name == f"infer {span.attributes.get('sluice.model')}":
+            numbers[span.span_id] = choose_number()
+            name, version = str(span.attributes["sluice.model"]), int(str(span.attributes["sluice.model_version"]))
+            events = [SpanEvent(point, at_ns, {}) for point, at_ns in _find_times(span)]
+            yield TracedModel(numbers[span.span_id], parent, name, version, events)
 
 
-class TraceSettings:
-    """The setting for all models, and for single models their differences from it."""
+def _find_times(span: Span) -> Iterator[tuple[str, int]]:
+    """Yield the points that a step has passed. Parts that took no time have no span."""
+    parts = {each.name: each for each in span.recording.spans if each.parent is span}
+    computing = [parts[name] for name in _COMPUTE_SPANS if name in parts]
+    yield "REQUEST_START", span.started_ns
+    yield "QUEUE_START", parts["queue"].started_ns if "queue" in parts else span.started_ns
+    if computing:
+        yield "COMPUTE_START", computing[0].started_ns
+        if (running := parts.get("compute_infer")) is not None:
+            yield "COMPUTE_INPUT_END", running.started_ns
+            yield "COMPUTE_OUTPUT_START", running.ended_ns
+        yield "COMPUTE_END", computing[-1].ended_ns
+    if span.ended_ns:
+        yield "REQUEST_END", span.ended_ns
 
-    def __init__(
-        self, file: str = "", defaults: TraceSetting | None = None, collector: TracesAsSpans | None = None
-    ) -> None:
-        """`file` is the path that traces are written to; without one tracing cannot be switched on. With a `collector`
-        they go there instead: Triton's mode `opentelemetry`."""
-        self._collector = collector
-        self._file = TraceFile(file)
-        self._defaults = defaults or TraceSetting()
-        self._num_traces = 0
-        self._all = _Sampling(self._defaults, {}, self._file)
-        self._models: dict[str, _Sampling] = {}
 
-    def get(self, model: str | None = None) -> dict[str, TraceValue]:
-        """Return the setting of `model`, or of all models, as the protocol writes it."""
-        sampling = self._sampling(model)
-        setting = sampling.setting
-        common: dict[str, TraceValue] = {
-            "trace_level": [level for level in LEVELS if level in setting.levels] or ["OFF"],
-            "trace_rate": str(setting.rate),
-            "trace_count": str(sampling.count_left),
-        }
-        if self._collector is not None:
-            return common | {"trace_mode": "opentelemetry"} | self._collector.settings
-        own = {"log_frequency": str(setting.log_frequency), "trace_file": self._file.path, "trace_mode": "triton"}
-        return common | own
+# -- as Triton's JSON
 
-    def update(self, values: Mapping[str, TraceValue | None], model: str | None = None) -> None:
-        """Change the settings that `values` name; None takes a change back. Unknown names are ignored.
 
-        Raises SluiceError, and then nothing has changed.
-        """
-        new = {name: parse_setting(name, values[name]) for name in TRACE_SETTINGS if name in values}
-        changes = {TRACE_FIELDS[name]: value for name, value in new.items() if value is not UNCHANGED}
-        if model:
-            self._change_model(model, changes)
+def to_records(traced: TracedModel) -> Iterator[Record]:
+    """Yield a trace as Triton's JSON has it."""
+    yield {"id": traced.number, "model_name": traced.name, "model_version": traced.version, **_references(traced)}
+    for name, at_ns, tensor in traced.events:
+        if tensor:
+            yield {"id": traced.number, "activity": name, "tensor": tensor}
         else:
-            self._change_all(changes)
+            yield {"id": traced.number, "timestamps": [{"name": name, "ns": at_ns}]}
 
-    def begin(self, model: Model, request: InferRequest) -> Trace | None:
-        """Begin the trace of `request`, where it is to be traced."""
-        sampling = self._models.get(model.name, self._all) if self._models else self._all
-        if self._collector is not None:
-            parent = remote_parent.get()
-            # As in Triton, what comes with a context is traced whatever rate and count say.
-            if not sampling.setting.levels or (parent is None and not sampling.takes_next()):
-                return None
-            done = partial(self._collector.put, parent)
-            return Trace(self._choose_number, frozenset({"TIMESTAMPS"}), model, request, done)
-        if not sampling.takes_next():
-            return None
-        return Trace(self._choose_number, sampling.setting.levels, model, request, sampling.collect)
 
-    def _choose_number(self) -> int:
-        self._num_traces += 1
-        return self._num_traces
+def _references(traced: TracedModel) -> Record:
+    if traced.parent:
+        return {"parent_id": traced.parent}
+    return {"request_id": traced.request_id} if traced.request_id else {}
 
-    @property
-    def is_on(self) -> bool:
-        """Whether any request may be traced."""
-        may_continue = self._collector is not None and bool(self._all.setting.levels)
-        return self._all.is_on or may_continue or bool(self._models)
 
-    def close(self) -> None:
-        """Write the traces that are still in memory."""
-        for sampling in (*self._models.values(), self._all):
-            sampling.flush()
-        self._file.close()
+# -- as spans
 
-    async def close_collector(self) -> None:
-        """Send the traces that a collector is still to get."""
-        if self._collector is not None:
-            await self._collector.close()
 
-    def _check(self, sampling: "_Sampling") -> None:
-        if self._collector is None:
-            sampling.check(self._file)
+def send_as_spans(sink: SpanSink, parent: RemoteParent | None, traced: list[TracedModel]) -> None:
+    """Send a finished trace with its steps. One without times, of a request that was refused, is nothing."""
+    own = traced[0]
+    stamps = [event.at_ns for event in own.events]
+    if not stamps:
+        return
+    recording = Recording("InferRequest", str(own.number), _describe(own), sink.put, parent, started_ns=min(stamps))
+    recording.is_sampled = True
+    models = {0: recording.root}
+    for each in traced:
+        models[each.number] = _add_model(models[each.parent], each)
+    _note(recording.root, [event for event in own.events if event.name not in (*_MODEL, *_COMPUTE)])
+    recording.root.end(max(stamps))
 
-    def _sampling(self, model: str | None) -> "_Sampling":
-        return self._models.get(model, self._all) if model else self._all
 
-    def _change_all(self, changes: Mapping[str, Any]) -> None:
-        own = _apply_changes(self._all, changes)
-        sampling = _Sampling(replace(self._defaults, **own), own, self._file)
-        self._check(sampling)
-        self._all.flush()
-        self._all = sampling
-        for name in list(self._models):
-            self._change_model(name, {})
+def _describe(traced: TracedModel) -> Attributes:
+    found: Attributes = {
+        "triton.model_name": traced.name,
+        "triton.model_version": traced.version,
+        "triton.trace_id": traced.number,
+        "triton.trace_parent_id": traced.parent,
+    }
+    return found | {"triton.request_id": traced.request_id} if traced.request_id else found
 
-    def _change_model(self, model: str, changes: Mapping[str, Any]) -> None:
-        present = self._models.get(model)
-        own = _apply_changes(present, changes)
-        above = replace(self._all.setting, count=self._all.count_left)
-        sampling = _Sampling(replace(above, **own), own, self._file)
-        self._check(sampling)
-        if present is not None:
-            present.flush()
+
+def _add_model(above: Span, traced: TracedModel) -> Span:
+    """Add the span of a model and that of its computation, as far as there are times of them. Returns the former, or
+    `above` without one."""
+    added = above
+    for name, points in ((traced.name, _MODEL), ("compute", _COMPUTE)):
+        own = sorted((event for event in traced.events if event.name in points), key=_time_of)
         if own:
-            self._models[model] = sampling
-        else:
-            self._models.pop(model, None)
+            span = added.child(name, _describe(traced) if points is _MODEL else {}, own[0].at_ns)
+            _note(span, own)
+            span.end(own[-1].at_ns)
+            added = span if points is _MODEL else added
+    return added
 
 
-def _apply_changes(present: "_Sampling | None", changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the differences from the setting above after `changes`."""
-    own = dict(present.own) if present is not None else {}
-    if present is not None and "count" in own:
-        own["count"] = present.count_left
-    own.update(changes)
-    return {name: value for name, value in own.items() if value is not CLEARED}
+def _note(span: Span, events: list[SpanEvent]) -> None:
+    span.events += sorted(events, key=_time_of)
 
 
-class _Sampling:
-    """Picks requests by one setting, and collects their traces."""
-
-    def __init__(self, setting: TraceSetting, own: dict[str, Any], file: TraceFile) -> None:
-        """`own` has the fields of `setting` that differ from the setting above it."""
-        self.setting = setting
-        self.own = own
-        self.count_left = setting.count
-        self._file = file
-        self.is_on = bool(setting.levels) and setting.rate > 0
-        self._num_seen = 0
-        self._num_open = 0
-        self._kept: list[list[Record]] = []
-
-    def check(self, file: TraceFile) -> None:
-        """Raise INVALID for a setting that cannot be applied."""
-        if not self.setting.levels:
-            return
-        reason = "sample rate must be non-zero" if self.setting.rate == 0 else ""
-        if not reason and not file.path:
-            reason = "trace file name is not given"
-        if reason:
-            raise invalid("trace_level", f"Attempting to set invalid trace setting :{reason}")
-
-    def takes_next(self) -> bool:
-        """Whether the next request is traced."""
-        if not self.is_on or self.count_left == 0:
-            return False
-        self._num_seen += 1
-        if self._num_seen % self.setting.rate:
-            return False
-        if self.count_left > 0:
-            self.count_left -= 1
-        self._num_open += 1
-        return True
-
-    def collect(self, traced: list[TracedModel]) -> None:
-        """Take a finished trace with its steps; write the group that it completes."""
-        self._num_open -= 1
-        self._kept.append([record for each in traced for record in to_records(each)])
-        frequency = self.setting.log_frequency
-        is_last = self.count_left == 0 and self._num_open == 0
-        if is_last or 0 < frequency <= len(self._kept):
-            self._file.write_group(self._take())
-        elif len(self._kept) >= _MAX_KEPT:
-            self.flush()
-
-    def flush(self) -> None:
-        if self._kept:
-            write = self._file.write_group if self.setting.log_frequency else self._file.append
-            write(self._take())
-
-    def _take(self) -> list[Record]:
-        records = [record for trace in self._kept for record in trace]
-        self._kept.clear()
-        return records
+def _time_of(event: SpanEvent) -> int:
+    return event.at_ns

@@ -19,9 +19,6 @@ from sluice.gateway.tenancy.access.control import TENANT_HEADER, Credentials
 from sluice.gateway.tenancy.access.identity import RouteGroup
 from sluice.gateway.tenancy.access.rights import CATEGORY_GROUPS
 
-IN_PROCESS = "sluice.in_process"
-"""Key of the ASGI scope of requests that the server sends to itself: the identity of whoever had this done, None
-where nobody was asked. It was admitted before, so only its rights are looked at again."""
 _METRICS = "/metrics"
 """Its requests come every few seconds, and are nobody's use."""
 _TENANT = TENANT_HEADER.encode()

@@ -1,7 +1,6 @@
 """JSON bodies of requests and responses, as routes that answer in one piece read and write them."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import aclosing
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -9,18 +8,11 @@ import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from sluice.gateway.front.http.parsing import parse_pieces_of_body, warning_header
-from sluice.gateway.front.http.request import read_pieces
+from sluice.gateway.front.http.parsing import read_body, warning_header
 from sluice.gateway.front.long_work import LONG_ELEMENTS, PIECE_ELEMENTS, breathe, run_aside
 from sluice.gateway.options.http import HttpOptions
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-
-
-async def read_body(request: Request, schema: type[RequestT], options: HttpOptions) -> tuple[RequestT, list[str]]:
-    """Read and parse the body as it arrives. Returns its fields, and the names of those that the schema lacks."""
-    async with aclosing(read_pieces(request, options.max_input_bytes)) as pieces:
-        return await parse_pieces_of_body(schema, pieces, options.is_strict)
 
 
 async def read_fields(

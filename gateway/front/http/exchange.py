@@ -1,4 +1,5 @@
-"""One request of a hot route and its answer: those on a connection need no ASGI cycle, no messages and no task.
+"""One request: what the guard notes of it, and how it is answered. On a connection it needs no ASGI cycle, no messages
+and no task.
 
 The protocol makes a `ConnectionExchange` for each plain request whose path the server's `HotRoutes` take. A request
 that is framed in another way comes over ASGI, as an exchange of its own kind, and gets the same answer.
@@ -8,12 +9,16 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from sluice.gateway.calls import Call
 from sluice.gateway.front.http.errors import CLIENT_CLOSED_REQUEST
-from sluice.gateway.front.http.passage import CountResponse, Passage, RawHeaders
+from sluice.gateway.telemetry.tracer import finish_root
+from sluice.record.spans import Span
+from sluice.record.timelines import RECEIVED
 from sluice.serving.tensors.tensor import Buffer
 
 log = logging.getLogger(__name__)
@@ -23,6 +28,71 @@ PIECE_BYTES = 1 << 20
 _ID_HEADER = b"x-request-id"
 _CLOSING = (b"connection", b"close")
 Headers = Iterable[tuple[bytes, bytes]]
+HOT_ENDING = b"/infer"
+"""The end of every path that hot routes have."""
+RawHeaders = Sequence[tuple[bytes, bytes]]
+CountResponse = Callable[[str, int], None]
+"""Receives the path and the status of every answer."""
+
+_FIRST_ERROR = 500
+
+
+def _finish(root: Span, status: int | None, call: Call | None) -> None:
+    """End the recording of a request with its status, None where its client got none."""
+    if call is not None:
+        if call.tenant:
+            root.attributes["sluice.tenant"] = call.tenant
+        if call.identity is not None:
+            root.attributes["sluice.key"] = call.identity.name
+    if status is not None:
+        root.attributes["http.response.status_code"] = status
+    finish_root(root, status, is_failure=status is not None and status >= _FIRST_ERROR)
+
+
+class Passage:
+    """A request with its recording and its call, as far as there are."""
+
+    __slots__ = ("call", "headers", "method", "path", "peer", "request_id", "root", "status")
+
+    def __init__(self, method: str, path: str, headers: RawHeaders, peer: str, request_id: str) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.peer = peer
+        self.request_id = request_id
+        self.call: Call | None = None
+        self.root: Span | None = None
+        self.status: int | None = None
+
+    def receive(self, piece: bytes, *, is_last: bool) -> None:
+        """Note a piece of the body."""
+        if self.root is not None and is_last:
+            self.root.note(RECEIVED)
+        if self.call is not None:
+            self.call.note_received(piece)
+
+    def start(self, status: int) -> Iterable[tuple[bytes, bytes]]:
+        """Note the beginning of the answer. Returns more headers of it."""
+        self.status = status
+        if self.root is not None:
+            self.root.note("response_start")
+        if self.call is None:
+            return ()
+        self.call.status = status
+        return self.call.answer_headers()
+
+    def send(self, piece: bytes) -> None:
+        """Note a piece of the answer."""
+        if self.call is not None:
+            self.call.note_sent(piece)
+
+    def end(self) -> None:
+        """End the recording and the call. Idempotent."""
+        root, call, self.root, self.call = self.root, self.call, None, None
+        if root is not None:
+            _finish(root, self.status, call)
+        if call is not None:
+            call.release()
 
 
 class Exchange(ABC):
@@ -69,31 +139,24 @@ class Exchange(ABC):
         """Let `work`, which takes long, send the answer. It must not raise before the answer has begun."""
 
 
-class Connection(Protocol):
-    """The connection of an exchange."""
-
-    client: Any
-    flow: Any
-    """Says whether the client reads as fast as is written, and waits until it does (`drain`)."""
-    loop: Any
-    server_state: Any
-    transport: Any
-    tasks: Any
-
-    def end_exchange(self) -> None:
-        """Note that the answer is complete. It may close, or begin the next request."""
-
-
 class ConnectionExchange(Exchange):
     """An exchange whose body is complete, on a connection of its own."""
 
-    __slots__ = ("_connection", "count_response", "keep_alive", "passage")
+    __slots__ = ("_connection", "_end", "count_response", "keep_alive", "passage")
 
     def __init__(
-        self, connection: Connection, url: bytes, raw_headers: RawHeaders, names: Sequence[bytes], body: bytes
+        self,
+        connection: HttpToolsProtocol,
+        url: bytes,
+        raw_headers: RawHeaders,
+        names: Sequence[bytes],
+        body: bytes,
+        end: Callable[[], None],
     ) -> None:
+        """`end` is called when the answer is complete: it may close the connection, or begin the next request."""
         super().__init__(url.decode("ascii"), raw_headers, names, body)
         self._connection = connection
+        self._end = end
         self.keep_alive = True
         self.count_response: CountResponse | None = None
         self.passage: Passage | None = None
@@ -197,20 +260,14 @@ class ConnectionExchange(Exchange):
             self._connection.transport.close()
         if self.passage is not None:
             self.passage.end()
-        self._connection.end_exchange()
+        self._end()
 
 
-HOT_ENDING = b"/infer"
-"""The end of every path that hot routes have."""
-
-
-class HotRoutes(Protocol):
+@dataclass(frozen=True, slots=True)
+class HotRoutes:
     """Answers requests on their connections."""
 
-    def takes(self, url: bytes, headers: RawHeaders) -> bool:
-        """Whether POST requests to `url`, which ends in HOT_ENDING, are answered so. It must be fast."""
-        ...
-
-    def begin(self, exchange: ConnectionExchange) -> None:
-        """Answer now or later. Must not raise."""
-        ...
+    takes: Callable[[bytes, RawHeaders], bool]
+    """Whether POST requests to a URL, which ends in HOT_ENDING, are answered so. It must be fast."""
+    begin: Callable[[ConnectionExchange], None]
+    """Answers now or later. Must not raise."""

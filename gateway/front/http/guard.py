@@ -1,15 +1,15 @@
 """The guard before every route, over ASGI and on a connection alike: ids, counts, pages, keys, quotas, restrictions,
 traces."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice.errors import SluiceError
-from sluice.gateway.calls import BATCH, CallLog
+from sluice.gateway.calls import BATCH, Call, CallLog
 from sluice.gateway.front.http.access import (
-    IN_PROCESS,
     PageGuard,
     count_writer,
     find_place,
@@ -18,20 +18,58 @@ from sluice.gateway.front.http.access import (
     read_credentials,
 )
 from sluice.gateway.front.http.errors import as_sluice_error, error_response, is_anthropic
-from sluice.gateway.front.http.exchange import ConnectionExchange, HotRoutes
-from sluice.gateway.front.http.passage import CountResponse, Passage, RawHeaders, RequestTracing
+from sluice.gateway.front.http.exchange import (
+    ConnectionExchange,
+    CountResponse,
+    HotRoutes,
+    Passage,
+    RawHeaders,
+)
 from sluice.gateway.front.http.request import choose_request_id, find_parent
 from sluice.gateway.front.restrictions import Restrictions
 from sluice.gateway.telemetry.logs import current_request_id
-from sluice.gateway.tenancy.access.identity import RouteGroup
-from sluice.record.spans import current_span, remote_parent
+from sluice.gateway.telemetry.tracer import Tracer
+from sluice.gateway.tenancy.access.identity import Identity, RouteGroup
+from sluice.record.spans import Attributes, Span, current_span, remote_parent
+from sluice.serving.model import Model
 
+_GROUPS = frozenset({RouteGroup.INFERENCE, RouteGroup.EMBEDDINGS, RouteGroup.RAG})
+_GENERATING_GROUPS = _GROUPS - {RouteGroup.EMBEDDINGS}
+_V2_MODELS = "/v2/models/"
 _ID_HEADER, _ANTHROPIC_ID_HEADER = b"x-request-id", b"request-id"
 """The headers of the id of a request; Anthropic's clients read the second."""
 _METHOD = "POST"
 """The method of hot routes."""
 _MODELS = "/v1/models"
 """The path that Anthropic's clients have in common with OpenAI's."""
+
+
+class RequestTracing:
+    """Records the requests that make models work: without a collector of traces those alone that may make a language
+    model generate."""
+
+    def __init__(self, tracer: Tracer, find_versions: Callable[[str], Sequence[Model]]) -> None:
+        """`find_versions` returns the loaded versions of a model."""
+        self._tracer = tracer
+        self._find_versions = find_versions
+        self._groups = _GROUPS if tracer.is_exporting else _GENERATING_GROUPS
+
+    def open(self, method: str, path: str, peer: str, request_id: str) -> Span | None:
+        """Begin the recording of a request, and make its root the current span; None where it is not recorded."""
+        if method != "POST" or find_place(path).group not in self._groups or not self._may_record(path):
+            return None
+        attributes: Attributes = {"http.request.method": method, "url.path": path}
+        if peer:
+            attributes["client.address"] = peer
+        return self._tracer.open(f"{method} {path}", request_id, attributes)
+
+    def _may_record(self, path: str) -> bool:
+        if self._tracer.is_exporting or not path.startswith(_V2_MODELS):
+            return True
+        with suppress(SluiceError):  # the application says that there is no such model
+            if any(map(self._tracer.records, self._find_versions(path.split("/")[3]))):
+                return True
+        return False
 
 
 class Guard:
@@ -65,24 +103,31 @@ class Guard:
         """Return which restriction refuses a request; None where none does."""
         return None if self._restrictions is None else find_restriction(self._restrictions, path, headers)
 
-    async def begin_call(self, passage: Passage, own: Scope | None = None) -> None:
-        """Begin the call of a request, unless nobody observes calls. Raises SluiceError for a refusal.
-
-        `own` is the scope of a request that the server sends to itself; None: a client sent it.
-        """
+    async def begin_call(self, passage: Passage) -> None:
+        """Begin the call of a client's request, unless nobody observes calls. Raises SluiceError for a refusal."""
         path = passage.path
         if not self.calls.is_active or is_open(path):
             return
-        group = find_place(path).group
-        protocol, is_observed = self._find_protocol(path) if own is None else BATCH, group is not RouteGroup.METRICS
+        call, group = self._open_call(passage, self._find_protocol(path))
+        await self.calls.identify(call, read_credentials(path, passage.headers, passage.peer), group)
+        await call.begin()
+
+    async def begin_own_call(self, passage: Passage, sender: Identity | None, tenant: str) -> None:
+        """Begin the call of a request that the server makes for a `sender`, None where nobody was asked for a key.
+
+        The sender was admitted before, so only its rights are looked at again. Raises as `begin_call`.
+        """
+        if self.calls.is_active:
+            call, group = self._open_call(passage, BATCH)
+            call.identity, call.tenant = self.calls.access.resume(sender, group), tenant
+            await call.begin()
+
+    def _open_call(self, passage: Passage, protocol: str) -> tuple[Call, RouteGroup | None]:
+        path, group = passage.path, find_place(passage.path).group
+        is_observed = group is not RouteGroup.METRICS
         call = passage.call = self.calls.open(protocol, path, passage.request_id, is_observed=is_observed)
         call.group = group if passage.method == "POST" else None
-        sent = read_credentials(path, passage.headers, passage.peer)
-        if own is None:
-            await self.calls.identify(call, sent, group)
-        else:
-            call.identity, call.tenant = self.calls.access.resume(own[IN_PROCESS], group), sent.tenant
-        await call.begin()
+        return call, group
 
 
 class GuardMiddleware:
@@ -90,7 +135,7 @@ class GuardMiddleware:
     that would log each trace twice.
 
     A request takes the client's `x-request-id` or gets one, which comes back with the answer. What is refused gets 401
-    or 403 in its protocol's own shape. What the server sends to itself was admitted before: only rights are looked at.
+    or 403 in its protocol's own shape.
     """
 
     def __init__(self, app: ASGIApp, guard: Guard) -> None:
@@ -115,8 +160,7 @@ class GuardMiddleware:
                 has_started = True
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *passage.start(status), *ids]
-                if IN_PROCESS not in scope:
-                    self._guard.count_response(path, status)
+                self._guard.count_response(path, status)
             else:
                 passage.send(message.get("body", b""))
             await send(message)
@@ -142,17 +186,17 @@ class GuardMiddleware:
                 current_span.set(None)
 
     async def _find_refusal(self, passage: Passage, scope: Scope) -> SluiceError | None:
-        guard, own = self._guard, scope if IN_PROCESS in scope else None
-        refusal = guard.pages.find_refusal(passage.method, dict(passage.headers), passage.peer) if own is None else None
+        guard = self._guard
+        refusal = guard.pages.find_refusal(passage.method, dict(passage.headers), passage.peer)
         if refusal is not None:
             return refusal
         try:
-            await guard.begin_call(passage, own)
+            await guard.begin_call(passage)
         except SluiceError as error:
             return error
         if passage.call is not None:
             count_writer(passage.send, scope.get("extensions", {}))
-        return guard.find_restriction(passage.path, passage.headers) if own is None else None
+        return guard.find_restriction(passage.path, passage.headers)
 
 
 def _id_headers(path: str, request_id: str) -> list[tuple[bytes, bytes]]:
@@ -169,16 +213,14 @@ class GuardedRoutes:
     def __init__(self, inner: HotRoutes, guard: Guard, *, takes_pages: bool = True) -> None:
         """Without `takes_pages` what web pages ask is left to the application, which tells browsers what they may
         read."""
-        self._begin = inner.begin
+        self._inner = inner
         self._guard = guard
-        self._takes = inner.takes
-        self.takes = inner.takes if takes_pages else self._takes_others
+        self.routes = HotRoutes(inner.takes if takes_pages else self._takes_others, self._open)
 
     def _takes_others(self, url: bytes, headers: RawHeaders) -> bool:
-        return self._takes(url, headers) and all(name != b"origin" for name, _ in headers)
+        return self._inner.takes(url, headers) and all(name != b"origin" for name, _ in headers)
 
-    def begin(self, exchange: ConnectionExchange) -> None:
-        """Answer like `HotRoutes.begin`."""
+    def _open(self, exchange: ConnectionExchange) -> None:
         guard, headers = self._guard, exchange.raw_headers
         exchange.request_id = request_id = choose_request_id(headers)
         exchange.count_response = guard.count_response
@@ -221,4 +263,4 @@ class GuardedRoutes:
             return
         if exchange.passage is not None and exchange.body is not None:
             exchange.passage.receive(exchange.body, is_last=True)
-        self._begin(exchange)
+        self._inner.begin(exchange)

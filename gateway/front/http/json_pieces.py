@@ -24,13 +24,15 @@ MAX_DEPTH = 1000
 _MAX_PENDING_BYTES = 1 << 20
 """Longest stretch without a place to cut: a name, a number or a document that is one string."""
 
-# A client must not know these: a name or a string of its own would be taken for ours.
-_BEFORE, _AFTER = secrets.token_hex(16), secrets.token_hex(16)
+# A client must not know it: a name or a string of its own would be taken for ours.
+MARK = secrets.token_hex(16)
+"""Begins the strings that are put into a document in place of others: names before it, values after it, arrays."""
+_BEFORE, _AFTER = f"{MARK}<", f"{MARK}>"
 _OPENINGS = {ord("["): b"[", ord("{"): b'{"%s":' % _BEFORE.encode()}
 _ENDINGS = {ord("["): b',"%s"' % _AFTER.encode(), ord("{"): b',"%s":0' % _AFTER.encode()}
 _TEXT_ENDING = _AFTER.encode() + b'"'
 _CLOSINGS = {ord("["): b"]", ord("{"): b"}"}
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _WHITE_SPACE = b" \t\r\n"
 _FIRST_HALF = re.compile(rb"\\u[dD][89abAB]")
 
@@ -112,7 +114,7 @@ class Document:
             if rest is None:
                 return
             piece = rest
-        parts = _blank_escapes(piece).split(b'"')
+        parts = blank_escapes(piece).split(b'"')
         end, outside = _last_comma(parts, len(piece))
         if end:
             self._pending = piece[end:]
@@ -129,7 +131,7 @@ class Document:
         """Return the document. Nothing more may be fed."""
         if self._text is not None:
             raise self._error("unexpected end of data in a string")
-        outside = b'"'.join(_blank_escapes(self._pending).split(b'"')[::2])
+        outside = b'"'.join(blank_escapes(self._pending).split(b'"')[::2])
         _, num_left = self._follow_brackets(outside)
         self._merge(self._parse(self._pending, outside, b""), num_left)
         return self._root
@@ -166,7 +168,7 @@ class Document:
 
     def _continue_text(self, piece: bytes, text: list[str]) -> bytes | None:
         """Take what `piece` has of the string that was cut. Returns what follows it, None where it goes on."""
-        blanked = _blank_escapes(piece)
+        blanked = blank_escapes(piece)
         end = blanked.find(b'"')
         has_end = end >= 0
         if not has_end:
@@ -227,7 +229,7 @@ class Document:
     def _follow_brackets(self, outside: bytes) -> tuple[bytes, int]:
         """Return the brackets that are open after `outside`, and how many of those before it stay open."""
         brackets, num_left = bytearray(self._brackets), len(self._brackets)
-        for bracket in outside.translate(None, _NO_BRACKETS):
+        for bracket in outside.translate(None, NO_BRACKETS):
             if bracket in _CLOSINGS:
                 brackets.append(bracket)
                 if len(brackets) > MAX_DEPTH:
@@ -258,7 +260,7 @@ class Document:
         return self._error("an object has a name twice")
 
 
-def _blank_escapes(piece: bytes) -> bytes:
+def blank_escapes(piece: bytes) -> bytes:
     """Return `piece` with another character for each escaped one of backslash and quote.
 
     A quote then begins or ends a string, and a backslash begins an escape.

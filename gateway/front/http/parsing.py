@@ -8,11 +8,12 @@ import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterable, Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
+from fastapi import Request
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -32,7 +33,9 @@ from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.front.http.errors import requirement
 from sluice.gateway.front.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits
+from sluice.gateway.front.http.request import read_pieces
 from sluice.gateway.front.long_work import run_aside
+from sluice.gateway.options.http import HttpOptions
 from sluice.pipelines.text.types import OWNER_KEY
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -119,6 +122,12 @@ def parse_body(
     if len(body) <= INLINE_BYTES:
         return _check_request(lambda: schema.model_validate_json(body), is_strict)
     return _finish(Document(limits), body, schema, is_strict)
+
+
+async def read_body(request: Request, schema: type[RequestT], options: HttpOptions) -> tuple[RequestT, list[str]]:
+    """Read and parse the body as it arrives. Returns its fields, and the names of those that the schema lacks."""
+    async with aclosing(read_pieces(request, options.max_input_bytes)) as pieces:
+        return await parse_pieces_of_body(schema, pieces, options.is_strict)
 
 
 async def parse_pieces_of_body(

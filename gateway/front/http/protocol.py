@@ -16,7 +16,7 @@ from sluice.gateway.front.http.framing import HTTP2_PREFACE, FaultError, check_o
 from sluice.gateway.front.http.request import choose_request_id
 from sluice.gateway.front.http.sse import PIECE_WRITER
 from sluice.gateway.front.http.writing import ConnectionTransport, PieceWriter, holding_head, is_plain
-from sluice.gateway.front.standstill import UNREAD_LOOK_S, has_unread
+from sluice.gateway.front.listeners import UNREAD_LOOK_S, has_unread
 
 log = logging.getLogger(__name__)
 
@@ -262,11 +262,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _begin_exchange(self, body: bytes) -> None:
         assert self._hot is not None
-        self._exchange = ConnectionExchange(self, self.url, self.headers, self._names, body)
+        self._exchange = ConnectionExchange(self, self.url, self.headers, self._names, body, self._end_exchange)
         self.cycle = cast(RequestResponseCycle, None)  # it has ended
         self._hot.begin(self._exchange)
 
-    def end_exchange(self) -> None:
+    def _end_exchange(self) -> None:
         """Note that the answer of the exchange is complete."""
         self._exchange = None
         self.on_response_complete()

@@ -70,7 +70,7 @@ DETACHED = "sluice.detached"
 
 
 class Detached(Protocol):
-    """Who has a request answered apart from its client's connection. `began_at` is in seconds since 1970."""
+    """Answers a request independently of the client's connection. `began_at` is in seconds since 1970."""
 
     began_at: float
 
@@ -186,6 +186,8 @@ async def _end(task: asyncio.Task[T]) -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait((task,))
+    elif not task.cancelled():
+        task.exception()  # nobody else may ask for it: the client's deadline came in the same turn
 
 
 PRIORITY_HEADER = "x-sluice-priority"

@@ -17,8 +17,8 @@ from sluice.gateway.calls import ending_with_key
 from sluice.gateway.front.http.errors import as_sluice_error
 from sluice.gateway.front.http.request import DETACHED, Detached, run_while_connected
 from sluice.gateway.front.http.writing import PieceWriter
-from sluice.pipelines.llm.waking import held_listener
-from sluice.pipelines.text.consumers import give
+from sluice.pipelines.llm.activity import held_listener
+from sluice.pipelines.text.stream import give
 
 DONE = b"data: [DONE]\n\n"
 """Last event of every stream that is whole."""

@@ -15,14 +15,15 @@ from sluice.gateway.front.http2.frames import (
     MAX_FRAME_BYTES,
     MAX_WINDOW,
     ConnectionFault,
-    ErrorCode,
+    Fields,
+    H2ErrorCode,
+    HeaderBlockReader,
     Setting,
     StreamFault,
 )
-from sluice.gateway.front.http2.header_blocks import Fields, HeaderReader
 from sluice.gateway.front.http2.pings import PingRules, Pings
 from sluice.gateway.front.http2.reading import FrameReader
-from sluice.gateway.front.http2.stream import Stream
+from sluice.gateway.front.http2.sending import Stream
 
 log = logging.getLogger(__name__)
 H = TypeVar("H")
@@ -46,24 +47,24 @@ class Application(Protocol[H]):
     def read_fields(self, fields: Fields) -> H:
         """Make what `open` needs of a request's fields. Raises ValueError for malformed ones."""
 
-    def open(self, connection: "Connection[H]", stream_id: int, made: H, is_received: bool) -> Stream:
+    def open(self, connection: "Http2Connection[H]", stream_id: int, made: H, is_received: bool) -> Stream:
         """Begin a request, which is whole with `is_received`, and add it to the connection's streams."""
 
-    def add(self, connection: "Connection[H]") -> None: ...
+    def add(self, connection: "Http2Connection[H]") -> None: ...
 
-    def discard(self, connection: "Connection[H]") -> None: ...
+    def discard(self, connection: "Http2Connection[H]") -> None: ...
 
     def answer_http1(self, request: bytes) -> bytes:
         """Return what a client of HTTP/1 gets before its connection is closed."""
 
 
-class Connection(FrameReader, Generic[H]):
-    """Interprets the frames of one connection. A `Pinged` connection. Lives on the event loop's thread."""
+class Http2Connection(FrameReader, Generic[H]):
+    """Interprets the frames of one connection. Lives on the event loop's thread."""
 
     def __init__(self, application: Application[H], loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
         self._application = application
-        self._reader: HeaderReader[H] = HeaderReader(application.read_fields)
+        self._reader: HeaderBlockReader[H] = HeaderBlockReader(application.read_fields)
         self._close_timer: asyncio.TimerHandle | None = None
         self._num_unread = 0
         self._last_id = 0
@@ -109,14 +110,13 @@ class Connection(FrameReader, Generic[H]):
     def begin(self) -> None:
         self._preface_timer.cancel()
         if not _has_agreed(self.transport):
-            raise ConnectionFault(ErrorCode.INADEQUATE_SECURITY, "HTTP/2 over TLS needs the protocol h2 in ALPN")
+            raise ConnectionFault(H2ErrorCode.INADEQUATE_SECURITY, "HTTP/2 over TLS needs the protocol h2 in ALPN")
         self.write(_FIRST_FRAMES)
 
     def refuse_preface(self, data: bytes) -> None:
         self.write(self._application.answer_http1(data))
 
     def close(self) -> None:
-        """Send what is written, and close. Idempotent."""
         self.flush()
         if self._close_timer is None:
             self._close_timer = self.loop.call_later(_CLOSE_TIMEOUT_S, self.transport.abort)
@@ -126,7 +126,7 @@ class Connection(FrameReader, Generic[H]):
 
     def take_frame(self, kind: int, flags: int, stream_id: int, payload: bytes | memoryview) -> None:
         if self._block is not None and (kind != CONTINUATION or stream_id != self._block[0]):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a frame within a block of header fields")
+            raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "a frame within a block of header fields")
         try:
             if kind == DATA:
                 self._take_data(stream_id, flags, payload)
@@ -169,9 +169,9 @@ class Connection(FrameReader, Generic[H]):
             payload = frames.strip_padding(payload)
         if flags & frames.HAS_PRIORITY:
             if len(payload) < 5:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short for their priority")
+                raise ConnectionFault(H2ErrorCode.FRAME_SIZE_ERROR, "HEADERS too short for their priority")
             if frames.parse_long(payload[:4]) & MAX_WINDOW == stream_id:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+                raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
             payload = payload[5:]
         if flags & END_HEADERS:
             self._take_block(stream_id, flags, payload)
@@ -181,20 +181,20 @@ class Connection(FrameReader, Generic[H]):
 
     def _take_continuation(self, stream_id: int, flags: int, payload: bytes) -> None:
         if self._block is None:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without a block of header fields")
+            raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "CONTINUATION without a block of header fields")
         _, first_flags, block = self._block
         block += payload
         self._num_block_frames += 1
         if len(block) > limits.MAX_BLOCK_BYTES or self._num_block_frames > limits.MAX_BLOCK_FRAMES:
             text = f"header fields in more than {limits.MAX_BLOCK_BYTES} bytes or {limits.MAX_BLOCK_FRAMES} frames"
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, text)
+            raise ConnectionFault(H2ErrorCode.ENHANCE_YOUR_CALM, text)
         if flags & END_HEADERS:
             self._block = None
             self._take_block(stream_id, first_flags, bytes(block))
 
     def _take_block(self, stream_id: int, flags: int, block: bytes) -> None:
         if not stream_id & 1:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"a client's stream has an odd number, got {stream_id}")
+            raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, f"a client's stream has an odd number, got {stream_id}")
         if stream_id <= self._last_id:
             self._take_trailers(stream_id, flags, block)
             return
@@ -202,9 +202,9 @@ class Connection(FrameReader, Generic[H]):
         try:
             made = self._reader.read(block)
         except ValueError as error:
-            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, str(error)) from None
+            raise StreamFault(stream_id, H2ErrorCode.PROTOCOL_ERROR, str(error)) from None
         if stream_id > self._last_taken_id or max(len(self.streams), self.num_running) >= limits.MAX_STREAMS:
-            raise StreamFault(stream_id, ErrorCode.REFUSED_STREAM, "no more calls on this connection")
+            raise StreamFault(stream_id, H2ErrorCode.REFUSED_STREAM, "no more calls on this connection")
         is_received = bool(flags & END_STREAM)
         stream = self._application.open(self, stream_id, made, is_received)
         if is_received and not stream.is_ended:
@@ -217,9 +217,9 @@ class Connection(FrameReader, Generic[H]):
         if stream is None or stream.is_received:
             self._refuse_late(stream_id, "HEADERS", is_idle=True)
         elif not flags & END_STREAM:
-            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "header fields amid the data")
+            raise StreamFault(stream_id, H2ErrorCode.PROTOCOL_ERROR, "header fields amid the data")
         elif any(name[:1] == b":" or name != name.lower() for name, _ in fields):
-            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "trailers with pseudo-fields or upper case")
+            raise StreamFault(stream_id, H2ErrorCode.PROTOCOL_ERROR, "trailers with pseudo-fields or upper case")
         else:
             stream.is_received = True
             stream.take_end()
@@ -231,20 +231,20 @@ class Connection(FrameReader, Generic[H]):
         """
         self._check_begun(stream_id, what)
         if stream_id in self.streams:
-            raise StreamFault(stream_id, ErrorCode.STREAM_CLOSED, f"{what} after the end of stream {stream_id}")
+            raise StreamFault(stream_id, H2ErrorCode.STREAM_CLOSED, f"{what} after the end of stream {stream_id}")
         if stream_id in self.reset_ids:
             if is_idle:
                 self._idle_frames.take()
             return
-        raise ConnectionFault(ErrorCode.STREAM_CLOSED, f"{what} on stream {stream_id}, which is closed")
+        raise ConnectionFault(H2ErrorCode.STREAM_CLOSED, f"{what} on stream {stream_id}, which is closed")
 
     def _check_begun(self, stream_id: int, what: str) -> None:
         if not stream_id & 1 or stream_id > self._last_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which has not begun")
+            raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, f"{what} on stream {stream_id}, which has not begun")
 
     def _take_reset(self, stream_id: int, flags: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes, expected 4")
+            raise ConnectionFault(H2ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM of {len(payload)} bytes, expected 4")
         self._check_begun(stream_id, "RST_STREAM")
         self._resets.take()
         stream = self.streams.get(stream_id)
@@ -254,17 +254,17 @@ class Connection(FrameReader, Generic[H]):
 
     def _take_settings(self, stream_id: int, flags: int, payload: bytes) -> None:
         if stream_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
+            raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & frames.ACK:
             if payload:
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with a payload")
+                raise ConnectionFault(H2ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with a payload")
             return
         self._idle_frames.take()
         window = self.initial_window
         for key, value in frames.parse_settings(payload):
             if key == Setting.INITIAL_WINDOW_SIZE:
                 if value > MAX_WINDOW:
-                    raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {value}")
+                    raise ConnectionFault(H2ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {value}")
                 window = value
             else:
                 self._apply(key, value)
@@ -279,26 +279,26 @@ class Connection(FrameReader, Generic[H]):
         for stream in self.streams.values():
             stream.send_window += change
             if stream.send_window > MAX_WINDOW:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
+                raise ConnectionFault(H2ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
             if stream.unsent:
                 self.add_blocked(stream)
 
     def _apply(self, key: int, value: int) -> None:
         if key == Setting.MAX_FRAME_SIZE:
             if not MAX_FRAME_BYTES <= value < 1 << 24:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
+                raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {value}")
             self.max_send_frame = value
         elif key == Setting.ENABLE_PUSH:
             if value > 1:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}, expected 0 or 1")
+                raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}, expected 0 or 1")
         elif key == Setting.HEADER_TABLE_SIZE and value < 4096:
             self.must_empty_table = True
 
     def _take_ping(self, stream_id: int, flags: int, payload: bytes) -> None:
         if stream_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PING on a stream")
+            raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "PING on a stream")
         if len(payload) != 8:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes, expected 8")
+            raise ConnectionFault(H2ErrorCode.FRAME_SIZE_ERROR, f"PING of {len(payload)} bytes, expected 8")
         if flags & frames.ACK:
             self.pings.take_answer(payload)
         else:
@@ -310,54 +310,54 @@ class Connection(FrameReader, Generic[H]):
         if self.is_write_paused:
             self.num_answers += 1
             if self.num_answers > limits.MAX_UNSENT_ANSWERS:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "answers that the client does not read")
+                raise ConnectionFault(H2ErrorCode.ENHANCE_YOUR_CALM, "answers that the client does not read")
         self.write(frame)
 
     def _take_goaway(self, stream_id: int, flags: int, payload: bytes) -> None:
         if stream_id:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
+            raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "GOAWAY on a stream")
         if len(payload) < 8:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes, expected 8 or more")
+            raise ConnectionFault(H2ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes, expected 8 or more")
         self._idle_frames.take()  # the client sends no more calls, and gets its answers
 
     def _take_window_update(self, stream_id: int, flags: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes, expected 4")
+            raise ConnectionFault(H2ErrorCode.FRAME_SIZE_ERROR, f"WINDOW_UPDATE of {len(payload)} bytes, expected 4")
         increment = frames.parse_long(payload) & MAX_WINDOW
         if stream_id == 0:
             if increment == 0:
-                raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
+                raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
             self.send_window += increment
             if self.send_window > MAX_WINDOW:
-                raise ConnectionFault(ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
+                raise ConnectionFault(H2ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
         else:
             self._check_begun(stream_id, "WINDOW_UPDATE")
             stream = self.streams.get(stream_id)
             if stream is None:
                 return
             if increment == 0:
-                raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
+                raise StreamFault(stream_id, H2ErrorCode.PROTOCOL_ERROR, "WINDOW_UPDATE of nothing")
             stream.send_window += increment
             if stream.send_window > MAX_WINDOW:
-                raise StreamFault(stream_id, ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
+                raise StreamFault(stream_id, H2ErrorCode.FLOW_CONTROL_ERROR, "a window of more than 2^31-1 bytes")
             if stream.unsent:
                 self.add_blocked(stream)
         self.send_blocked()
 
     def _take_priority(self, stream_id: int, flags: int, payload: bytes) -> None:
         if stream_id == 0:
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
+            raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "PRIORITY without a stream")
         self._idle_frames.take()
         if len(payload) != 5:
             text = f"PRIORITY of {len(payload)} bytes, expected 5"
             if stream_id > self._last_id:  # what has not begun cannot be reset
-                raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, text)
-            raise StreamFault(stream_id, ErrorCode.FRAME_SIZE_ERROR, text)
+                raise ConnectionFault(H2ErrorCode.FRAME_SIZE_ERROR, text)
+            raise StreamFault(stream_id, H2ErrorCode.FRAME_SIZE_ERROR, text)
         if stream_id <= self._last_id and frames.parse_long(payload[:4]) & MAX_WINDOW == stream_id:
-            raise StreamFault(stream_id, ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
+            raise StreamFault(stream_id, H2ErrorCode.PROTOCOL_ERROR, "a stream that depends on itself")
 
     def _refuse_push(self, stream_id: int, flags: int, payload: bytes) -> None:
-        raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "a client pushes nothing")
+        raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "a client pushes nothing")
 
     # --- the end ---
 
@@ -371,21 +371,18 @@ class Connection(FrameReader, Generic[H]):
             self.close()
 
     def refuse_more(self) -> None:
-        """Tell the client to send its next calls elsewhere; those on their way are refused, and may be repeated."""
         if self._last_taken_id == MAX_WINDOW and not self.is_lost:
             self._last_taken_id = self._last_id
-            self.write(frames.goaway(self._last_id, ErrorCode.NO_ERROR))
+            self.write(frames.goaway(self._last_id, H2ErrorCode.NO_ERROR))
             self.close_if_done()
 
     def announce_end(self) -> None:
-        """Tell the client that `refuse_more` comes soon, so that it sends no more calls."""
         if not self.is_lost:
-            self.write(frames.goaway(MAX_WINDOW, ErrorCode.NO_ERROR))
+            self.write(frames.goaway(MAX_WINDOW, H2ErrorCode.NO_ERROR))
 
     def fail(self, fault: ConnectionFault) -> None:
-        """End the connection with the reason, as the protocol demands it."""
         log.debug("a connection of gRPC ends: %s (%s)", fault, fault.code.name)
-        if fault.code is not ErrorCode.HTTP_1_1_REQUIRED:
+        if fault.code is not H2ErrorCode.HTTP_1_1_REQUIRED:
             self.write(frames.goaway(self._last_id, fault.code, str(fault)))
         self.stop_reading()
         self.close()

@@ -2,7 +2,7 @@
 
 from time import monotonic
 
-from sluice.gateway.front.http2.frames import ConnectionFault, ErrorCode
+from sluice.gateway.front.http2.frames import ConnectionFault, H2ErrorCode
 
 WINDOW_BYTES = 1 << 20
 """Bytes that a client may send on one stream before the server consumes them: its flow-control window."""
@@ -43,7 +43,7 @@ class Bucket:
         self._left = min(self._left, self._burst) - 1
         if self._left < 0:
             text = f"more than {self._per_s} {self._what} a second"
-            raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, text)
+            raise ConnectionFault(H2ErrorCode.ENHANCE_YOUR_CALM, text)
 
 
 def idle_frames() -> Bucket:

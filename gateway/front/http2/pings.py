@@ -4,14 +4,12 @@ The settings are those of gRPC's core (https://github.com/grpc/grpc/blob/master/
 """
 
 import random
-from asyncio import AbstractEventLoop, Transport
-from collections.abc import Mapping
 from dataclasses import dataclass
 from secrets import token_bytes
-from typing import Any, Protocol
 
-from sluice.gateway.front.http2.frames import ConnectionFault, ErrorCode
-from sluice.gateway.front.standstill import UNREAD_LOOK_S, has_unread
+from sluice.gateway.front.http2.frames import ConnectionFault, H2ErrorCode
+from sluice.gateway.front.http2.reading import FrameReader
+from sluice.gateway.front.listeners import UNREAD_LOOK_S, has_unread
 
 _IDLE_INTERVAL_S = 7200.0
 """Shortest interval of a client's pings while it has no calls."""
@@ -34,40 +32,10 @@ class PingRules:
     max_age_grace_s: float | None = None
 
 
-class Pinged(Protocol):
-    """The connection, as its pings see it."""
-
-    has_read: bool
-    """Set whenever anything comes; whoever asks for it takes it back."""
-    has_sent: bool
-    """Set whenever header fields or data are sent; whoever asks for it takes it back."""
-
-    @property
-    def loop(self) -> AbstractEventLoop: ...
-
-    @property
-    def transport(self) -> Transport: ...
-
-    @property
-    def streams(self) -> Mapping[int, Any]: ...
-
-    def send_ping(self, payload: bytes) -> None:
-        """Send a ping of 8 bytes."""
-
-    def announce_end(self) -> None:
-        """Tell the client that `refuse_more` comes soon, so that it sends no more calls."""
-
-    def refuse_more(self) -> None:
-        """Tell the client to send its next calls elsewhere; those on their way are refused, and may be repeated."""
-
-    def close(self) -> None:
-        """Send what is written, and close. Idempotent."""
-
-
 class Pings:
     """Watches one connection. Lives on the event loop's thread."""
 
-    def __init__(self, connection: Pinged, rules: PingRules) -> None:
+    def __init__(self, connection: FrameReader, rules: PingRules) -> None:
         self._connection = connection
         self._rules = rules
         self._num_strikes = 0
@@ -97,7 +65,7 @@ class Pings:
         if self._last_received is not None and now - self._last_received < interval_s:
             self._num_strikes += 1
             if rules.max_strikes and self._num_strikes > rules.max_strikes:
-                raise ConnectionFault(ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+                raise ConnectionFault(H2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         self._last_received = now
 
     def take_answer(self, payload: bytes) -> None:

@@ -13,9 +13,9 @@ from sluice.gateway.front.http2.frames import (
     MAX_WINDOW,
     PREFACE,
     ConnectionFault,
-    ErrorCode,
+    H2ErrorCode,
 )
-from sluice.gateway.front.http2.sending import FrameWriter
+from sluice.gateway.front.http2.sending import Http2FrameWriter
 
 _TURN_S = 0.005
 _FRAMES_BETWEEN_LOOKS = 4
@@ -26,7 +26,7 @@ _MAX_UNREAD_ANSWERS = 1 << 20
 """Bytes that may wait for a client that reads nothing. With more, nothing is read from it."""
 
 
-class FrameReader(FrameWriter, asyncio.Protocol, ABC):
+class FrameReader(Http2FrameWriter, asyncio.Protocol, ABC):
     """Hands each whole frame on. Lives on the event loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -54,6 +54,18 @@ class FrameReader(FrameWriter, asyncio.Protocol, ABC):
     @abstractmethod
     def fail(self, fault: ConnectionFault) -> None:
         """End the connection with the reason."""
+
+    @abstractmethod
+    def announce_end(self) -> None:
+        """Tell the client that `refuse_more` comes soon, so that it sends no more calls."""
+
+    @abstractmethod
+    def refuse_more(self) -> None:
+        """Tell the client to send its next calls elsewhere; those on their way are refused, and may be repeated."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Send what is written, and close. Idempotent."""
 
     def data_received(self, data: bytes) -> None:
         self.has_read = True
@@ -128,7 +140,7 @@ class FrameReader(FrameWriter, asyncio.Protocol, ABC):
         known = data[: len(PREFACE)]
         if not PREFACE.startswith(known):
             self.refuse_preface(data)
-            raise ConnectionFault(ErrorCode.HTTP_1_1_REQUIRED, "the client speaks no HTTP/2")
+            raise ConnectionFault(H2ErrorCode.HTTP_1_1_REQUIRED, "the client speaks no HTTP/2")
         if len(data) < len(PREFACE):
             return 0
         self.begin()
@@ -137,7 +149,7 @@ class FrameReader(FrameWriter, asyncio.Protocol, ABC):
 
     def _parse_first(self, data: bytes, at: int) -> int:
         if len(data) - at >= HEAD_BYTES and (data[at + 3] != frames.SETTINGS or data[at + 4] & frames.ACK):
-            raise ConnectionFault(ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
+            raise ConnectionFault(H2ErrorCode.PROTOCOL_ERROR, "the first frame must be SETTINGS")
         used = self._parse_frame(data, at)
         if used:
             self._parse = self._parse_frame
@@ -152,7 +164,7 @@ class FrameReader(FrameWriter, asyncio.Protocol, ABC):
         length: int = high << 8 | low
         if length > MAX_FRAME_BYTES:
             text = f"a frame of {length} bytes, more than {MAX_FRAME_BYTES}"
-            raise ConnectionFault(ErrorCode.FRAME_SIZE_ERROR, text)
+            raise ConnectionFault(H2ErrorCode.FRAME_SIZE_ERROR, text)
         end = begin + length
         if end > len(data):
             return 0

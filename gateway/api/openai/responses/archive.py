@@ -1,6 +1,8 @@
 """Keeps responses and conversations, and knows which of the responses are being generated."""
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
@@ -9,13 +11,14 @@ import orjson
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.api.openai.responses.items import JsonObject, mark_of
-from sluice.gateway.api.openai.responses.reply import error_object
+from sluice.gateway.front.path_masking import client_message
 from sluice.gateway.options.responses import ResponsesOptions
 from sluice.state.connections import FileLimits, Schema
 from sluice.state.interface import ABSENT, Key, Put, RedisLayout, Store
 from sluice.state.opening import open_store
 from sluice.state.sqlite import RECORDS, Bounds, FileLayout
 
+log = logging.getLogger(__name__)
 FINAL = frozenset({"completed", "incomplete", "failed", "cancelled"})
 """States after which a response does not change."""
 LEASE_S = 15.0
@@ -26,6 +29,8 @@ _RUNNER_ENDED = "the server that generated this response ended before it was com
 _FILE_LIMITS = FileLimits(num_readers=2, survives_power_cuts=False)  # each response would wait for the disk
 _IN_FILE = FileLayout("--responses-store {}", Schema(0x536C7270, (RECORDS,)), _FILE_LIMITS)
 _IN_REDIS = RedisLayout("sluice:responses:", "--responses-store")
+_ERROR_CODES = {ErrorCode.INVALID: "invalid_prompt", ErrorCode.OVERLOADED: "rate_limit_exceeded"}
+"""OpenAI's codes of failed responses; every other failure is a server_error."""
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder
 
 
@@ -186,6 +191,69 @@ class Archive:
         is_one = conversation_id.startswith("conv_")
         if not (is_one and await self._store.delete(Key(owner, conversation_id))):
             raise _not_found("conversation", conversation_id, "conversation_id")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptItems:
+    """The items of a prompt in their stored form: those of earlier turns, and the new ones."""
+
+    earlier: list[JsonObject]
+    new: list[JsonObject]
+    conversation_id: str | None = None
+    session: str = ""
+    """The conversation, or what the responses of one chain have in common; "" for a first response."""
+
+    @property
+    def all(self) -> list[JsonObject]:
+        return [*self.earlier, *self.new]
+
+
+@dataclass(slots=True)
+class ResponseRecord:
+    """A response on its way into the archive: its object, the items of its prompt, and its record's `version`.
+
+    `archive` None: nothing is kept.
+    """
+
+    archive: Archive | None
+    owner: str
+    response: JsonObject
+    items: PromptItems
+    version: int = ABSENT
+
+    @property
+    def response_id(self) -> str:
+        found: str = self.response["id"]
+        return found
+
+    async def keep(self, frames: list[bytes] | None = None) -> None:
+        """Store the response with the `frames` that clients may ask for again, and append it to its conversation.
+
+        A store that cannot be used takes no answer from a client: the response then says that it is not stored.
+        """
+        archive, response, items = self.archive, self.response, self.items
+        if archive is None:
+            return
+        try:
+            if response["store"]:
+                stored = StoredResponse(orjson.dumps(response), orjson.dumps(items.all), frames, items.session)
+                await archive.save(self.owner, self.response_id, stored, self.version)
+            if items.conversation_id is not None and response["status"] in ("completed", "incomplete"):
+                added = [*items.new, *response["output"]]
+                await archive.change_conversation(self.owner, items.conversation_id, lambda each: _append(each, added))
+        except SluiceError as error:
+            log.warning("response %s is not stored: %s", self.response_id, error.message)
+            response["store"] = False
+
+
+def _append(conversation: StoredConversation, items: list[JsonObject]) -> None:
+    conversation.items += items
+
+
+def error_object(error: SluiceError) -> JsonObject:
+    """Return the field `error` of a response that failed."""
+    code = _ERROR_CODES.get(error.code, "server_error")
+    return {"code": code, "message": client_message(error), "param": error.param}
 
 
 def open_archive(options: ResponsesOptions, state_folder: Path, clock: Callable[[], float] = time) -> Archive | None:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import orjson
@@ -12,16 +11,18 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.answers.streams.kept import End, KeptStream, Origin, Pieces
 from sluice.gateway.answers.streams.store import StreamStore
 from sluice.gateway.api.openai.responses.archive import FINAL, LEASE_S, Archive, StoredResponse
-from sluice.gateway.api.openai.responses.generate import ResponseTurn, generate, keep
 from sluice.gateway.api.openai.responses.items import JsonObject
+from sluice.gateway.api.openai.responses.reply import ResponseReply
 from sluice.gateway.calls import hold_call
-from sluice.pipelines.text.consumers import Called
+from sluice.gateway.front.http.sse import GenerateFrames
+from sluice.pipelines.text.stream import Called
 from sluice.state.interface import ABSENT
 from sluice.state.log import EventLog
 
 log = logging.getLogger(__name__)
 _RENEWALS_PER_LEASE = 3
 _PATH = "/v1/responses"
+_END_OF_FRAME = b"\n\n"
 _ENDING_S = 5.0
 """How long responses may take to end by themselves when the server ends."""
 
@@ -29,9 +30,11 @@ _ENDING_S = 5.0
 class BackgroundRun:
     """One response that is generated in the background. The events of a streamed one are kept from the first one on."""
 
-    def __init__(self, turn: ResponseTurn, kept: KeptStream | None) -> None:
-        """`kept` takes the events; None: nobody may ask for them."""
-        self.turn = turn
+    def __init__(self, reply: ResponseReply, generate: GenerateFrames, kept: KeptStream | None) -> None:
+        """`generate` pushes the events but for the last one. `kept` takes them; None: nobody may ask for them."""
+        self.reply = reply
+        self.record = reply.record
+        self.generate = generate
         self.kept = kept
         self._num_events = 0
         self._last: list[bytes] = []
@@ -41,11 +44,12 @@ class BackgroundRun:
 
     @property
     def response(self) -> JsonObject:
-        return self.turn.response
+        return self.reply.response
 
-    def append(self, frames: list[bytes]) -> None:
+    def append(self, events: bytes) -> None:
         """Add the events that followed, where clients may ask for them."""
-        if self.kept is not None:
+        if self.kept is not None and events:
+            frames = [frame + _END_OF_FRAME for frame in events.split(_END_OF_FRAME)[:-1]]
             self._last = [*self._unlogged(self.kept), *frames]
             self._num_events += len(frames)
             self.kept.publish(Pieces(frames))
@@ -75,11 +79,11 @@ class BackgroundRuns:
         archive: Archive,
         renewal_s: float = LEASE_S / _RENEWALS_PER_LEASE,
         ending_s: float = _ENDING_S,
-        find_streams: Callable[[], StreamStore | None] = lambda: None,
+        streams: StreamStore | None = None,
     ) -> None:
-        """`find_streams` returns the kept streams, where there are some."""
+        """`streams` takes the events of streamed responses where it shares streams with other servers."""
         self._archive = archive
-        self._find_streams = find_streams
+        self._streams = streams
         self._renewal_s = renewal_s
         self._ending_s = ending_s
         self._runs: dict[str, BackgroundRun] = {}
@@ -89,39 +93,40 @@ class BackgroundRuns:
     def find(self, owner: str, response_id: str) -> BackgroundRun | None:
         """Return the owner's response where this server generates it now."""
         run = self._runs.get(response_id)
-        return run if run is not None and run.turn.owner == owner else None
+        return run if run is not None and run.record.owner == owner else None
 
-    async def start(self, turn: ResponseTurn, *, is_streamed: bool) -> BackgroundRun:
+    async def start(self, reply: ResponseReply, generate: GenerateFrames, *, is_streamed: bool) -> BackgroundRun:
         """Store the response, which is queued, and begin to generate it. Raises UNAVAILABLE where it is not stored."""
-        run = BackgroundRun(turn, await self._keep_events(turn) if is_streamed else None)
-        run.append(turn.reply.queue())
-        stored = StoredResponse(orjson.dumps(turn.response), orjson.dumps(turn.items.all), session=turn.items.session)
-        await self._archive.save(turn.owner, turn.response_id, stored)
-        turn.version = ABSENT + 1
-        await self._archive.renew_lease(turn.owner, turn.response_id, turn.response["status"], ABSENT)
+        record = reply.record
+        run = BackgroundRun(reply, generate, await self._keep_events(reply) if is_streamed else None)
+        run.append(reply.queue())
+        stored = StoredResponse(
+            orjson.dumps(record.response), orjson.dumps(record.items.all), session=record.items.session
+        )
+        await self._archive.save(record.owner, record.response_id, stored)
+        record.version = ABSENT + 1
+        await self._archive.renew_lease(record.owner, record.response_id, record.response["status"], ABSENT)
         work = asyncio.create_task(self._generate(run))
-        self._runs[turn.response_id] = run
-        self._work[turn.response_id] = work
-        self._renewals[turn.response_id] = asyncio.create_task(self._renew(run, work))
+        self._runs[record.response_id] = run
+        self._work[record.response_id] = work
+        self._renewals[record.response_id] = asyncio.create_task(self._renew(run, work))
         await asyncio.sleep(0)  # a task that is cancelled before its first step would never store its end
         return run
 
-    async def _keep_events(self, turn: ResponseTurn) -> KeptStream:
+    async def _keep_events(self, reply: ResponseReply) -> KeptStream:
         """Return what takes the events of a response, and shares them with other servers where streams are shared."""
-        streams = self._find_streams()
-        origin = Origin(
-            turn.response_id, turn.owner, turn.request_id, _PATH, b"", [], b"", False, LEASE_S, began_at=time.time()
-        )
-        if streams is None or streams.shared is None:
+        response_id, owner = reply.record.response_id, reply.record.owner
+        origin = Origin(response_id, owner, reply.request_id, _PATH, b"", [], b"", False, LEASE_S, began_at=time.time())
+        if self._streams is None or self._streams.shared is None:
             return KeptStream(origin, EventLog(), lambda _: None)
-        kept = streams.add(origin)
+        kept = self._streams.add(origin)
         kept.log.max_bytes = None  # the archive gets all of them
-        await streams.shared.begin(kept, None)
+        await self._streams.shared.begin(kept, None)
         return kept
 
     async def cancel(self, run: BackgroundRun) -> None:
         """Stop generating, and wait until that is stored. Nothing happens to a response that has ended."""
-        work = self._work.get(run.turn.response_id)
+        work = self._work.get(run.record.response_id)
         if work is not None:
             _stop(run, work)
             await asyncio.wait((work,))
@@ -136,32 +141,34 @@ class BackgroundRuns:
             await self.cancel(run)
 
     async def _generate(self, run: BackgroundRun) -> None:
-        turn = run.turn
+        reply, response_id = run.reply, run.record.response_id
         try:
             with hold_call(), run.keep():
-                await generate(turn, Called(run.append))
+                await run.generate(Called(run.append))
         except asyncio.CancelledError:
-            run.append(turn.reply.cancel() if run.failure is None else turn.reply.fail(run.failure))
+            run.append(reply.cancel() if run.failure is None else reply.fail(run.failure))
         try:
-            last = turn.reply.closing()
-            await keep(turn, self._archive, run.frames(last))
-            run.append([last])
+            reply.finish()
+            last = reply.last()
+            await run.record.keep(run.frames(last))
+            run.append(last)
         finally:
             run.end()
-            self._renewals.pop(turn.response_id).cancel()
-            del self._runs[turn.response_id], self._work[turn.response_id]
+            self._renewals.pop(response_id).cancel()
+            del self._runs[response_id], self._work[response_id]
 
     async def _renew(self, run: BackgroundRun, work: "asyncio.Task[None]") -> None:
         """Renew the lease of a response until its work ends; end the work where another server ended the lease."""
-        turn, version = run.turn, ABSENT + 1
+        record, version = run.record, ABSENT + 1
         while True:
             await asyncio.sleep(self._renewal_s)
+            status = record.response["status"]
             try:
-                if not await self._archive.renew_lease(turn.owner, turn.response_id, turn.response["status"], version):
+                if not await self._archive.renew_lease(record.owner, record.response_id, status, version):
                     break
                 version += 1
             except SluiceError as error:
-                log.warning("the lease of response %s is not renewed: %s", turn.response_id, error.message)
+                log.warning("the lease of response %s is not renewed: %s", record.response_id, error.message)
         _stop(run, work)
 
 

@@ -1,6 +1,7 @@
-"""OpenAI's responses over HTTP: created whole, streamed or in the background, and what becomes of stored ones."""
+"""OpenAI's responses over HTTP, what becomes of stored ones, and conversations with the items in them."""
 
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Annotated
 
@@ -8,66 +9,66 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.answers.streams.store import StreamStore
-from sluice.gateway.api.openai.requests import model_name, requested_priority, with_owner_key
-from sluice.gateway.api.openai.responses import conversations
-from sluice.gateway.api.openai.responses.archive import Archive, FoundResponse, open_archive
+from sluice.gateway.api.openai.responses.archive import Archive, FoundResponse, StoredConversation, open_archive
 from sluice.gateway.api.openai.responses.background import BackgroundRun, BackgroundRuns
-from sluice.gateway.api.openai.responses.create import (
-    PARAM_NAMES,
-    PROTOCOL,
-    check_fields,
-    conversation_of,
-    fit_prompt,
-    gather_items,
-    need_archive,
-    parse_request,
-    response_object,
-    template_fields_without_effect,
+from sluice.gateway.api.openai.responses.create import PARAM_NAMES, ResponseTranslator, error_frame
+from sluice.gateway.api.openai.responses.items import ItemIds, JsonObject, Limit, Order, PageQuery, list_page, make_mark
+from sluice.gateway.api.openai.responses.prompt import conversation_of, gather_items, need_archive, store_items
+from sluice.gateway.api.openai.responses.schemas import (
+    AddItemsRequest,
+    CountInputRequest,
+    CreateConversationRequest,
+    CreateResponseRequest,
+    UpdateConversationRequest,
 )
-from sluice.gateway.api.openai.responses.generate import ResponseTurn, generate_and_keep
-from sluice.gateway.api.openai.responses.items import ItemIds, Limit, Order, PageQuery, list_page, make_mark
-from sluice.gateway.api.openai.responses.reply import ResponseReply, error_object
-from sluice.gateway.api.openai.responses.schemas import CountInputRequest, CreateResponseRequest
-from sluice.gateway.api.openai.responses.tools import declared_tools, tools_without_effect
-from sluice.gateway.api.tools import parse_with_schemas
-from sluice.gateway.front.http.bodies import json_response, read_body, read_fields
+from sluice.gateway.api.translators import Answering, count_prompt
+from sluice.gateway.front.http.bodies import json_response, read_fields
 from sluice.gateway.front.http.errors import client_names
 from sluice.gateway.front.http.openapi import describe_body
-from sluice.gateway.front.http.parsing import refuse_without_effect, warning_header
-from sluice.gateway.front.http.request import (
-    get_begin_time,
-    get_request_id,
-    owner_of,
-    parse_scheduling,
-    run_while_connected,
-)
-from sluice.gateway.front.http.sse import EventStreamResponse, GenerateFrames, event_frame, push_all
+from sluice.gateway.front.http.request import owner_of
+from sluice.gateway.front.http.sse import EventStreamResponse, GenerateFrames, push_all
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.plane.data_plane import Plane
 from sluice.gateway.plane.rooms import Rooms
 from sluice.gateway.tenancy.access.control import TENANT_HEADER
-from sluice.pipelines.text.consumers import Called, give
-from sluice.pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
-from sluice.pipelines.text.types import OWNER_KEY_HEADER, EncodedPrompt, TextRequest
+from sluice.pipelines.text.stream import give
 
 
-def router(plane: Plane, config: ServeConfig, streams: StreamStore, rooms: Rooms) -> APIRouter:
+def router(plane: Plane, config: ServeConfig, answering: Answering, streams: StreamStore, rooms: Rooms) -> APIRouter:
     """Return the routes under /v1/responses and /v1/conversations."""
     archive = open_archive(config.responses, config.state_folder())
-    runs = None if archive is None else BackgroundRuns(archive, find_streams=lambda: streams)
+    runs = None if archive is None else BackgroundRuns(archive, streams=streams)
     routes = ResponseRoutes(plane, config, archive, runs, streams)
     if archive is not None and runs is not None:
         rooms.join(notice=archive.problem, close=archive.close)
         rooms.join(close=runs.close)
     api = APIRouter(prefix="/v1/responses", tags=["OpenAI"], default_response_class=Response)
-    api.post("", openapi_extra=describe_body(CreateResponseRequest))(routes.create)
+    translate = partial(ResponseTranslator, archive=archive, runs=runs)
+    about = "Answer, whole, streamed or in the background."
+    answering.serve(api, "", "create", about, CreateResponseRequest, translate)
     api.post("/input_tokens", openapi_extra=describe_body(CountInputRequest, (TENANT_HEADER,)))(routes.count_input)
     api.post("/compact", include_in_schema=False)(_refuse_to_compact)  # else it is a response's id, and a 405
     api.get("/{response_id}")(routes.retrieve)
     api.delete("/{response_id}")(routes.delete)
     api.post("/{response_id}/cancel")(routes.cancel)
     api.get("/{response_id}/input_items")(routes.input_items)
-    api.routes.extend(conversations.router(config, archive).routes)
+    api.routes.extend(_conversation_router(config, archive).routes)
+    return api
+
+
+def _conversation_router(config: ServeConfig, archive: Archive | None) -> APIRouter:
+    """Return the routes under /v1/conversations. `archive` None: nothing is stored."""
+    routes = ConversationRoutes(config, archive)
+    api = APIRouter(prefix="/v1/conversations", tags=["OpenAI"], default_response_class=Response)
+    one, items = "/{conversation_id}", "/{conversation_id}/items"
+    api.post("", openapi_extra=describe_body(CreateConversationRequest, (TENANT_HEADER,)))(routes.create)
+    api.get(one)(routes.retrieve)
+    api.post(one, openapi_extra=describe_body(UpdateConversationRequest, (TENANT_HEADER,)))(routes.update)
+    api.delete(one)(routes.delete)
+    api.post(items, openapi_extra=describe_body(AddItemsRequest, (TENANT_HEADER,)))(routes.add_items)
+    api.get(items)(routes.items)
+    api.get(f"{items}/{{item_id}}")(routes.item)
+    api.delete(f"{items}/{{item_id}}")(routes.delete_item)
     return api
 
 
@@ -90,61 +91,9 @@ class ResponseRoutes:
     ) -> None:
         self._plane = plane
         self._options = config.http
-        self._defaults = config.requests
         self._archive = archive
         self._runs = runs
         self._shared = streams.shared
-
-    async def create(self, request: Request) -> Response:
-        """Answer, whole, streamed or in the background."""
-        fields, ignored = await read_body(request, CreateResponseRequest, self._options)
-        check_fields(fields, self._archive)
-        turn, headers = await self._begin(request, fields, ignored)
-        if fields.background and self._runs is not None:
-            run = await self._runs.start(turn, is_streamed=bool(fields.stream))
-            if run.kept is None:
-                return json_response(run.response, headers=headers)
-            return self._stream(partial(push_all, run.kept.follow(0)), headers)
-        if fields.stream:
-            return self._stream(partial(generate_and_keep, turn, self._archive), headers)
-        await run_while_connected(request.receive, generate_and_keep(turn, self._archive, Called(lambda frame: None)))
-        return json_response(turn.response, headers=headers)
-
-    async def _begin(
-        self, request: Request, fields: CreateResponseRequest, ignored: list[str]
-    ) -> tuple[ResponseTurn, dict[str, str]]:
-        """Return the turn that answers, and the headers of the answer. Raises SluiceError for a refusal."""
-        request_id, mark = get_request_id(request), make_mark()
-        scheduling = parse_scheduling(request.headers, self._defaults)
-        owner, ids = owner_of(request.headers), ItemIds(mark)
-        model = self._plane.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
-        items = await gather_items(self._archive, owner, fields, ids)
-        with client_names(PARAM_NAMES):
-            prompt = await fit_prompt(fields, items.all, model)
-        queued = scheduling.fields(requested_priority(fields), session=fields.prompt_cache_key or items.session or mark)
-        base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **queued)
-        work = partial(parse_request, fields, base, prompt)
-        text_request, options = await parse_with_schemas(fields, work, lambda parsed: parsed[0])
-        without_effect = [*template_fields_without_effect(fields, model), *tools_without_effect(fields)]
-        if self._options.is_strict:
-            refuse_without_effect(without_effect)
-        key = request.headers.get(OWNER_KEY_HEADER)
-        if key and model.takes_parameters:
-            text_request = with_owner_key(text_request, key)
-        reader = model.chat_reader(text_request)
-        relaxed = [*options.relaxed, *(reader.relaxed if reader is not None else ())]
-        response = response_object(f"resp_{mark}", fields, model.name, options.service_tier, get_begin_time(request))
-        response["store"] = response["store"] and self._archive is not None
-        turn = ResponseTurn(
-            owner,
-            request_id,
-            ResponseReply(response, ids, options.top_logprobs, reader, declared_tools(fields)),
-            self._plane.generate(model, text_request),
-            items,
-            options.param_names,
-            outlives_failures=bool(fields.stream or fields.background),
-        )
-        return turn, warning_header(ignored, relaxed, without_effect)
 
     async def count_input(self, request: Request) -> Response:
         """Count the tokens of a prompt."""
@@ -153,12 +102,10 @@ class ResponseRoutes:
         model = self._plane.llm(fields.model)
         with client_names(PARAM_NAMES):
             conversation = conversation_of(fields, items.all)
-            refuse_images(conversation, UNCOUNTED_IMAGES)
-            prompt = await model.prepare_shared(conversation)
-        if not isinstance(prompt, EncodedPrompt):
-            reason = "a pipeline, which adds what it retrieves to the prompt; name a language model"
-            raise invalid("model", f"model '{model.name}' is {reason}")
-        count = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+        count = {
+            "object": "response.input_tokens",
+            "input_tokens": await count_prompt(model, conversation, PARAM_NAMES),
+        }
         return json_response(count, headers=headers)
 
     async def retrieve(
@@ -212,8 +159,8 @@ class ResponseRoutes:
         found = await self._stored().find(owner_of(request.headers), response_id)
         return json_response(list_page(found.stored.items(), PageQuery(after, limit, order)))
 
-    def _stream(self, frames: GenerateFrames, headers: Mapping[str, str] | None = None) -> Response:
-        return EventStreamResponse(frames, _error_frame, headers, keep_alive_s=self._options.sse_keep_alive_s)
+    def _stream(self, frames: GenerateFrames) -> Response:
+        return EventStreamResponse(frames, error_frame, keep_alive_s=self._options.sse_keep_alive_s)
 
     async def _follow_elsewhere(self, owner: str, response_id: str, start: int) -> AsyncGenerator[bytes, None] | None:
         """Return the events of a response that another server generates; None where it shares none."""
@@ -238,6 +185,86 @@ def _kept_frames(found: FoundResponse) -> list[bytes]:
     raise SluiceError(ErrorCode.UNAVAILABLE, message, retry_after_s=1)
 
 
-def _error_frame(error: SluiceError) -> bytes:
-    """Return the event of a stream that broke before its response could end."""
-    return event_frame({"type": "error", **error_object(error)}, "error")
+class ConversationRoutes:
+    """Handlers of /v1/conversations over one archive."""
+
+    def __init__(self, config: ServeConfig, archive: Archive | None) -> None:
+        self._options = config.http
+        self._archive = archive
+
+    async def create(self, request: Request) -> Response:
+        """Begin a conversation."""
+        fields, headers = await read_fields(request, CreateConversationRequest, self._options)
+        archive, owner, mark = self._stored(), owner_of(request.headers), make_mark()
+        items = await store_items(archive, owner, fields.items or (), ItemIds(mark), "items")
+        conversation = StoredConversation(int(time.time()), fields.metadata or {}, items)
+        await archive.add_conversation(owner, f"conv_{mark}", conversation)
+        return json_response(_object(f"conv_{mark}", conversation), headers=headers)
+
+    async def retrieve(self, request: Request, conversation_id: str) -> Response:
+        """Return a conversation without its items."""
+        conversation = await self._stored().conversation(owner_of(request.headers), conversation_id)
+        return json_response(_object(conversation_id, conversation))
+
+    async def update(self, request: Request, conversation_id: str) -> Response:
+        """Replace a conversation's metadata."""
+        fields, headers = await read_fields(request, UpdateConversationRequest, self._options)
+
+        def change(conversation: StoredConversation) -> None:
+            conversation.metadata = fields.metadata or {}
+
+        changed = await self._stored().change_conversation(owner_of(request.headers), conversation_id, change)
+        return json_response(_object(conversation_id, changed), headers=headers)
+
+    async def delete(self, request: Request, conversation_id: str) -> Response:
+        """Delete a conversation. The responses made in it stay."""
+        await self._stored().delete_conversation(owner_of(request.headers), conversation_id)
+        return json_response({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+    async def add_items(self, request: Request, conversation_id: str) -> Response:
+        """Append items."""
+        fields, headers = await read_fields(request, AddItemsRequest, self._options)
+        archive, owner = self._stored(), owner_of(request.headers)
+        items = await store_items(archive, owner, fields.items, ItemIds(make_mark()), "items")
+
+        def change(conversation: StoredConversation) -> None:
+            conversation.items += items
+
+        await archive.change_conversation(owner, conversation_id, change)
+        return json_response(list_page(items, PageQuery(None, len(items), "asc")), headers=headers)
+
+    async def items(
+        self, request: Request, conversation_id: str, after: str | None = None, limit: Limit = 20, order: Order = "desc"
+    ) -> Response:
+        """List a conversation's items."""
+        conversation = await self._stored().conversation(owner_of(request.headers), conversation_id)
+        return json_response(list_page(conversation.items, PageQuery(after, limit, order)))
+
+    async def item(self, request: Request, conversation_id: str, item_id: str) -> Response:
+        """Return one of a conversation's items."""
+        conversation = await self._stored().conversation(owner_of(request.headers), conversation_id)
+        return json_response(_find_item(conversation, item_id))
+
+    async def delete_item(self, request: Request, conversation_id: str, item_id: str) -> Response:
+        """Delete one of a conversation's items, and return the conversation."""
+
+        def change(conversation: StoredConversation) -> None:
+            conversation.items.remove(_find_item(conversation, item_id))
+
+        changed = await self._stored().change_conversation(owner_of(request.headers), conversation_id, change)
+        return json_response(_object(conversation_id, changed))
+
+    def _stored(self) -> Archive:
+        return need_archive(self._archive, "conversation_id")
+
+
+def _object(conversation_id: str, conversation: StoredConversation) -> JsonObject:
+    head = {"id": conversation_id, "object": "conversation", "created_at": conversation.created_at}
+    return {**head, "metadata": conversation.metadata}
+
+
+def _find_item(conversation: StoredConversation, item_id: str) -> JsonObject:
+    for item in conversation.items:
+        if item["id"] == item_id:
+            return item
+    raise SluiceError(ErrorCode.NOT_FOUND, f"the conversation has no item {item_id[:100]!r}", param="item_id")

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from sluice.gateway.api.fields import MAX_TOOLS, ToolSchema
 from sluice.gateway.api.openai.schemas import MAX_MODEL_CHARS, UNUSED, GenerationRequest
-from sluice.gateway.api.openai.tool_schemas import RefusalPart
-from sluice.gateway.api.tools import MAX_TOOLS, ToolSchema
+from sluice.gateway.api.openai.turns import RefusalPart
 from sluice.gateway.front.http.parsing import RequestObject, WholeNumber, text_or_list, text_or_object, union_error
 
 MAX_ITEMS = 1 << 14

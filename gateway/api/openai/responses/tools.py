@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sluice.errors import invalid
+from sluice.gateway.api.fields import MAX_TOOLS, check_tool_names
 from sluice.gateway.api.openai.responses.schemas import (
     CustomResponseTool,
     NamespaceTool,
@@ -19,7 +20,6 @@ from sluice.gateway.api.openai.responses.schemas import (
     ResponseTool,
     ResponseToolChoice,
 )
-from sluice.gateway.api.tools import MAX_TOOLS, check_tool_names
 from sluice.gateway.front.http.parsing import quote_value
 from sluice.pipelines.text.types import ToolChoice
 

@@ -8,55 +8,74 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
 from inspect import isasyncgen
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 import grpc
 
 from sluice.errors import SluiceError
 from sluice.gateway.api.v2.grpc import wire
-from sluice.gateway.api.v2.grpc.assembly import PREFIX, Assembly, MessageTooLong
-from sluice.gateway.api.v2.grpc.compression import ENCODINGS, pack, unpack
-from sluice.gateway.api.v2.grpc.messages import WireMessage, join_message
-from sluice.gateway.api.v2.grpc.methods import CallDetails, CallHost, DirectMethod
-from sluice.gateway.api.v2.grpc.response import GrpcResponse
-from sluice.gateway.api.v2.grpc.unary import as_sluice_error, status_of
-from sluice.gateway.front.http2.frames import ErrorCode as Http2Error
-from sluice.gateway.front.http2.frames import StreamFault
+from sluice.gateway.api.v2.grpc.messages import WireMessage, join_message, message_size
+from sluice.gateway.api.v2.grpc.methods import BeginDirect, CallDetails, Methods, Status, as_sluice_error, status_of
+from sluice.gateway.api.v2.grpc.wire import ENCODINGS, PREFIX, Assembly, MessageTooLong, pack, unpack
+from sluice.gateway.front.http2.frames import H2ErrorCode as Http2Error
+from sluice.gateway.front.http2.frames import StreamFault, write_fields
 from sluice.gateway.front.http2.limits import WINDOW_BYTES
-from sluice.gateway.front.http2.stream import Carrier
+from sluice.gateway.front.http2.sending import Http2FrameWriter, Stream
+from sluice.pipelines.text.stream import give
 from sluice.record.spans import RemoteParent, parse_traceparent, remote_parent
 
 log = logging.getLogger(__name__)
 _OK = grpc.StatusCode.OK
 _FIRST_MESSAGE_S = 0.05
+_SMALL_MESSAGE = 16 << 10
+"""Longest message that is copied next to its prefix, rather than sent behind it."""
+
+
+@dataclass(slots=True, eq=False)
+class CallHost:
+    """What the calls of one server share."""
+
+    methods: Methods
+    max_message_bytes: int
+    compression_level: int
+    """zlib's level for responses; 0 is none."""
+    on_end: Callable[[], None]
+    """Called when a handler has ended."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """Handlers that have not ended."""
 
 
 class Aborted(Exception):
     """A handler has ended its call with a status of its own."""
 
 
-class GrpcCall(GrpcResponse):
+class GrpcCall(Stream):
     """A call, and its handler's context. Lives on the event loop's thread."""
 
     __slots__ = (
         "_arrived",
         "_assembly",
+        "_code",
         "_deadline",
         "_direct",
         "_head",
+        "_host",
         "_messages",
         "_num_bytes",
-        "_server",
         "_status",
         "_task",
+        "_unpacked",
+        "has_begun",
         "on_gone",
     )
 
-    def __init__(self, connection: Carrier, stream_id: int, head: wire.CallHead, server: CallHost) -> None:
+    def __init__(self, connection: Http2FrameWriter, stream_id: int, head: wire.CallHead, host: CallHost) -> None:
         super().__init__(connection, stream_id)
         self._head = head
-        self._server = server
+        self._host = host
         self._messages: deque[tuple[bool, bytes | memoryview]] = deque()
         """Messages that nobody has read, and whether they are compressed."""
         self._assembly: Assembly | None = None
@@ -64,12 +83,18 @@ class GrpcCall(GrpcResponse):
         self._num_bytes = 0
         self._arrived: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._direct: DirectMethod | None = None
+        self._direct: BeginDirect | None = None
         """What answers the only message without a task."""
         self.on_gone: Callable[[], None] | None = None
         """Cancels what a direct method has begun."""
         self._deadline: asyncio.TimerHandle | None = None
-        self._status: tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]] | None = None
+        self._unpacked: WireMessage | None = None
+        """A message that is to be compressed."""
+        self.has_begun = False
+        """Whether the response's fields are sent."""
+        self._code: grpc.StatusCode | None = None
+        self._status: Status | None = None
+        """How its handler has ended it."""
 
     def begin(self) -> None:
         """Start the handler, now or with the only message, or refuse the call."""
@@ -85,7 +110,7 @@ class GrpcCall(GrpcResponse):
             return
         if head.timeout_s is not None:
             self._deadline = self.connection.loop.call_later(head.timeout_s, self._expire)
-        self._direct = self._server.methods.find_direct(head.path)
+        self._direct = self._host.methods.find_direct(head.path)
         if self._direct is None:
             self._start_task()
 
@@ -96,10 +121,10 @@ class GrpcCall(GrpcResponse):
 
     def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = self.connection.loop.create_task(work)
-        self._server.tasks.add(self._task)
+        self._host.tasks.add(self._task)
         self._task.add_done_callback(self._forget_task)
 
-    def _begin_direct(self, direct: DirectMethod) -> None:
+    def _begin_direct(self, direct: BeginDirect) -> None:
         """Have the only message answered without a task, where that is possible."""
         if len(self._messages) != 1 or self._messages[0][0] or self._packs:
             self._start_task()
@@ -107,7 +132,7 @@ class GrpcCall(GrpcResponse):
         self.connection.num_running += 1
         before = remote_parent.set(_find_parent(self._head.metadata))
         try:
-            has_begun = direct.begin(self._messages[0][1], self)
+            has_begun = direct(self._messages[0][1], self)
         except Exception as error:
             self.fail(error)
             return
@@ -118,6 +143,62 @@ class GrpcCall(GrpcResponse):
         else:
             self.connection.num_running -= 1
             self._start_task()
+
+    # --- what is sent ---
+
+    def code(self) -> grpc.StatusCode | None:
+        """Return the status that the call has ended with; None before."""
+        return self._code
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything is sent, or waits for the client's window only."""
+        return self.is_ended or self.trailers is not None
+
+    def send_only(self, message: WireMessage) -> None:
+        """Send the only message of a response, and its end."""
+        if self.is_complete:
+            return
+        self._code = _OK
+        if isinstance(message, bytes) and len(message) <= _SMALL_MESSAGE:
+            self.has_begun = True
+            self.send_whole(wire.RESPONSE_FIELDS, PREFIX.pack(0, len(message)) + message, wire.OK_FIELDS)
+        else:
+            self.send_message(message, is_packed=False)
+            self.send_trailers(wire.OK_FIELDS)
+
+    def send_message(self, message: WireMessage, *, is_packed: bool) -> None:
+        if self.is_ended:
+            return
+        if not self.has_begun:
+            self.has_begun = True
+            self.send_headers(wire.GZIP_FIELDS if is_packed else wire.RESPONSE_FIELDS)
+        prefix = PREFIX.pack(is_packed, message_size(message))
+        if isinstance(message, bytes) and len(message) <= _SMALL_MESSAGE:
+            self.send_data(prefix + message)
+            return
+        first, *more = [message] if isinstance(message, bytes) else message
+        if len(first) <= _SMALL_MESSAGE:
+            self.send_data(prefix + first)
+        else:
+            self.send_data(prefix)
+            self.send_data(first)
+        for part in more:
+            self.send_data(part)
+
+    def finish(self, code: grpc.StatusCode, details: str, metadata: tuple[tuple[str, str | bytes], ...] = ()) -> None:
+        """Send the status, once."""
+        if self.is_complete:
+            return
+        self._code = code
+        number = code.value[0]
+        if not self.has_begun:
+            self.has_begun = True
+            self.send_trailers(wire.only_status_block(number, details, metadata))
+        elif number == 0:
+            self.send_trailers(wire.OK_FIELDS)
+        else:
+            self.send_trailers(write_fields(wire.status_fields(number, details, metadata)))
 
     # --- what a direct method calls, once ---
 
@@ -157,14 +238,14 @@ class GrpcCall(GrpcResponse):
         if self._assembly is None:
             if len(payload) >= PREFIX.size:
                 flag, size = PREFIX.unpack_from(payload)
-                if size == len(payload) - PREFIX.size and size <= self._server.max_message_bytes:
+                if size == len(payload) - PREFIX.size and size <= self._host.max_message_bytes:
                     self._put(flag, bytes(payload[PREFIX.size :]))
                     return
-            self._assembly = Assembly(self._server.max_message_bytes)
+            self._assembly = Assembly(self._host.max_message_bytes)
         try:
             messages = self._assembly.add(payload)
         except MessageTooLong as error:
-            text = f"SERVER: Received message larger than max ({error.size} vs. {self._server.max_message_bytes})"
+            text = f"SERVER: Received message larger than max ({error.size} vs. {self._host.max_message_bytes})"
             self.finish(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
             self._cancel()
             return
@@ -242,7 +323,7 @@ class GrpcCall(GrpcResponse):
         head = self._head
         remote_parent.set(_find_parent(head.metadata))
         try:
-            handler = self._server.methods.find(CallDetails(head.path, head.metadata))
+            handler = self._host.methods.find(CallDetails(head.path, head.metadata))
             if handler is None:
                 self.finish(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
             elif handler.unary_unary is not None:
@@ -317,7 +398,8 @@ class GrpcCall(GrpcResponse):
             yield _decode(handler, raw)
 
     def _forget_task(self, task: asyncio.Task[None]) -> None:
-        self._server.forget_task(task)
+        self._host.tasks.discard(task)
+        self._host.on_end()
         self._task = None
         self.connection.num_running -= 1
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -340,17 +422,26 @@ class GrpcCall(GrpcResponse):
             self._allow_more()
         return await self._unpack(is_packed, message) if is_packed else message
 
-    async def write(self, message: WireMessage) -> None:
-        """Send a message; waits while many are unsent. What is written after the end goes nowhere."""
-        if self.is_ended:
-            return
+    def take(self, message: WireMessage) -> bool:
+        """Send a message; what is sent after the end goes nowhere. Returns False where `ready` must be awaited before
+        the next one: many are unsent, or it is to be compressed."""
         if self._packs:
-            packed = await pack(join_message(message), self._server.compression_level)
+            self._unpacked = message
+            return False
+        self.send_message(message, is_packed=False)
+        return not self.has_much_unsent
+
+    async def ready(self) -> None:
+        """Wait until the next message can be sent."""
+        if self._unpacked is not None:
+            message, self._unpacked = self._unpacked, None
+            packed = await pack(join_message(message), self._host.compression_level)
             self.send_message(packed, is_packed=True)
-        else:
-            self.send_message(message, is_packed=False)
-        if self.has_much_unsent:
-            await self.wait_for_room()
+        await self.wait_for_room()
+
+    async def write(self, message: WireMessage) -> None:
+        """Send a message, and wait while many are unsent."""
+        await give(self, message)
 
     async def abort(
         self, code: grpc.StatusCode, details: str = "", trailing_metadata: tuple[tuple[str, str | bytes], ...] = ()
@@ -364,23 +455,26 @@ class GrpcCall(GrpcResponse):
 
     def peer(self) -> str:
         """Return the client's address as gRPC writes it, such as ipv4:10.0.0.1:50000."""
-        return self._server.peer_of(self.connection)
+        host, port, *rest = self.connection.transport.get_extra_info("peername") or ("", 0)
+        return f"ipv6:{quote(f'[{host}]', safe=':')}:{port}" if rest else f"ipv4:{host}:{port}"
 
     def auth_context(self) -> dict[str, list[bytes]]:
         """Return what a certificate of the client says, by gRPC's names; empty without one."""
-        return self._server.identity_of(self.connection)
+        certificate = self.connection.transport.get_extra_info("peercert") or {}
+        names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+        return {"x509_common_name": [name.encode() for name in names]} if names else {}
 
     @property
     def _packs(self) -> bool:
         """Whether messages are sent compressed."""
-        return self._server.compression_level > 0 and self._head.accepts_gzip
+        return self._host.compression_level > 0 and self._head.accepts_gzip
 
     async def _unpack(self, is_packed: bool, message: bytes | memoryview) -> bytes | memoryview:
         if not is_packed:
             return message
         if self._head.encoding == "identity":
             await self.abort(grpc.StatusCode.INTERNAL, "a compressed message in a call without grpc-encoding")
-        return await unpack(message, self._server.max_message_bytes)
+        return await unpack(message, self._host.max_message_bytes)
 
 
 def _find_parent(metadata: wire.Metadata) -> RemoteParent | None:

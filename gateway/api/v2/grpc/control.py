@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import grpc
+from grpc_health.v1 import health_pb2
 from tritonclient.grpc import service_pb2 as pb
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.api.v2.grpc.unary import async_handler, sync_handler
+from sluice.gateway.api.v2.grpc.messages import parse_message
+from sluice.gateway.api.v2.grpc.methods import async_handler, sync_handler
 from sluice.gateway.api.v2.log_settings import LOG_SETTINGS, LogValue
 from sluice.gateway.api.v2.repository import (
     ADAPTER_PARAMETERS,
@@ -18,9 +21,8 @@ from sluice.gateway.api.v2.repository import (
     load_model,
     unload_model,
 )
-from sluice.gateway.api.v2.server import V2Server, model_metadata, parse_version, server_metadata, statistics
-from sluice.gateway.api.v2.trace_values import TRACE_SETTINGS, TraceValue
-from sluice.gateway.calls import is_visible
+from sluice.gateway.api.v2.server import V2Server, model_metadata, parse_version, server_metadata
+from sluice.gateway.api.v2.trace_settings import TRACE_SETTINGS, TraceValue
 from sluice.serving.request import LATEST
 
 _FILE_PREFIX = "file:"
@@ -51,9 +53,9 @@ class RepositoryCalls:
             "ModelReady": self.model_ready,
             "ModelMetadata": self.model_metadata,
             "ModelConfig": self.model_config,
-            "ModelStatistics": self.model_statistics,
         }
         waits = {
+            "ModelStatistics": self.model_statistics,
             "RepositoryIndex": self.repository_index,
             "RepositoryModelLoad": self.load,
             "RepositoryModelUnload": self.unload,
@@ -85,10 +87,9 @@ class RepositoryCalls:
         model = self._server.models.find(request.name, parse_version(request.version))
         return pb.ModelConfigResponse(config=model.config)
 
-    def model_statistics(self, request: Any) -> Any:
+    async def model_statistics(self, request: Any) -> Any:
         version = parse_version(request.version)
-        models = [each for each in self._server.repository.models() if is_visible(each.name)]
-        return pb.ModelStatisticsResponse(**statistics(models, request.name, version))
+        return pb.ModelStatisticsResponse(**await self._server.statistics(request.name, version))
 
     async def repository_index(self, request: Any) -> Any:
         _refuse_repository(request)
@@ -166,10 +167,12 @@ class ExtensionCalls:
             "CudaSharedMemoryStatus": self.cuda_status,
             "CudaSharedMemoryRegister": self.cuda_register,
             "CudaSharedMemoryUnregister": self.cuda_unregister,
-            "TraceSetting": self.trace_setting,
             "LogSettings": self.log_settings,
         }
-        return {name: sync_handler(name, getattr(pb, f"{name}Request"), call) for name, call in calls.items()}
+        trace_setting = async_handler("TraceSetting", pb.TraceSettingRequest, self.trace_setting)
+        return {name: sync_handler(name, getattr(pb, f"{name}Request"), call) for name, call in calls.items()} | {
+            "TraceSetting": trace_setting
+        }
 
     def system_status(self, request: Any) -> Any:
         response = pb.SystemSharedMemoryStatusResponse()
@@ -206,7 +209,7 @@ class ExtensionCalls:
         self._server.shared_memory.require_allowed()
         return pb.CudaSharedMemoryUnregisterResponse()
 
-    def trace_setting(self, request: Any) -> Any:
+    async def trace_setting(self, request: Any) -> Any:
         model = request.model_name or None
         if model is not None and not any(each.name == model for each in self._server.repository.models()):
             raise _invalid(f"Request for unknown model : {model}")
@@ -214,6 +217,7 @@ class ExtensionCalls:
         values = {name: _trace_value(name, sent[name].value) for name in TRACE_SETTINGS if name in sent}
         if values:
             self._server.trace.update(values, model)
+            await self._server.settle()
         response = pb.TraceSettingResponse()
         for name, value in self._server.trace.get(model).items():
             response.settings[name].value.extend(value if isinstance(value, list) else [str(value)])
@@ -251,3 +255,57 @@ def _log_value(name: str, value: Any) -> LogValue:
 
 def _invalid(message: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, message)
+
+
+HEALTH_SERVICE = "grpc.health.v1.Health"
+_WATCH_PERIOD_S = 0.5
+"""Seconds between looks at a watched state: nothing announces its changes."""
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class HealthService:
+    """Answers grpc.health.v1 for probes and load balancers: of a model by its name, of the server by any other."""
+
+    def __init__(self, server: V2Server) -> None:
+        self._server = server
+        self._stopping = asyncio.Event()
+
+    def handlers(self) -> dict[str, Any]:
+        """Return the handlers of its methods by name."""
+        return {
+            "Check": sync_handler("Check", health_pb2.HealthCheckRequest, self.check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self.watch),
+        }
+
+    def stop(self) -> None:
+        """Report NOT_SERVING from here on, and end the watches."""
+        self._stopping.set()
+
+    def check(self, request: Any) -> Any:
+        return health_pb2.HealthCheckResponse(status=self._status(request.service))
+
+    async def watch(self, raw: bytes, context: Any) -> None:
+        """Send the state now, and each change of it."""
+        request = parse_message(health_pb2.HealthCheckRequest, raw)
+        sent: Any = None
+        while True:
+            is_last = self._stopping.is_set()  # before the write: a stop during it is still to be sent
+            status = self._status(request.service)
+            if status != sent:
+                sent = status
+                await context.write(health_pb2.HealthCheckResponse(status=status).SerializeToString())
+            if is_last:
+                return
+            try:
+                await asyncio.wait_for(self._stopping.wait(), _WATCH_PERIOD_S)
+            except TimeoutError:
+                continue
+
+    def _status(self, name: str) -> Any:
+        """Return the state of a model or the server. As in Triton, unknown names stand for the server."""
+        if self._stopping.is_set():
+            return _NOT_SERVING
+        is_model = name in {model.name for model in self._server.repository.models()}
+        is_ready = self._server.is_model_ready(name, LATEST) if is_model else self._server.health.is_ready()
+        return _SERVING if is_ready else _NOT_SERVING

@@ -4,21 +4,19 @@ import asyncio
 import ssl
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
 
 from sluice.gateway.api.v2.grpc import wire
-from sluice.gateway.api.v2.grpc.call import GrpcCall
-from sluice.gateway.api.v2.grpc.compression import LEVELS
+from sluice.gateway.api.v2.grpc.call import CallHost, GrpcCall
 from sluice.gateway.api.v2.grpc.methods import Methods
-from sluice.gateway.front.http2.connection import Connection
-from sluice.gateway.front.http2.header_blocks import Fields
+from sluice.gateway.api.v2.grpc.wire import LEVELS
+from sluice.gateway.front.http2.connection import Http2Connection
+from sluice.gateway.front.http2.frames import Fields
 from sluice.gateway.front.http2.pings import PingRules
 from sluice.gateway.front.listeners import listen
 from sluice.gateway.options.grpc import GrpcOptions
 from sluice.gateway.options.option import OptionError
 
-_MAX_MESSAGE_BYTES = 2**31 - 1
+MAX_MESSAGE_BYTES = 2**31 - 1
 _HTTP1_TEXT = "This port speaks gRPC over HTTP/2. HTTP/1.1 is spoken on the port of --http-port.\n"
 _HTTP1_ANSWER = (
     "HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-type: text/plain\r\n"
@@ -35,18 +33,15 @@ class CallServer:
     """Serves `methods`. Lives on the event loop's thread."""
 
     def __init__(self, methods: Methods, options: GrpcOptions, host: str) -> None:
-        self.methods = methods
-        self.max_message_bytes = min(options.max_input_bytes, _MAX_MESSAGE_BYTES)
-        self.compression_level = LEVELS[options.compression_level]
         self.ping_rules = _ping_rules(options)
-        self.tasks: set[asyncio.Task[None]] = set()
-        """Handlers that have not ended."""
         self._options = options
         self._host = host
-        self.connections: set[Connection[wire.CallHead]] = set()
+        self.connections: set[Http2Connection[wire.CallHead]] = set()
         """Open connections."""
         self._server: asyncio.Server | None = None
-        self._changed: asyncio.Event = asyncio.Event()
+        self._changed = asyncio.Event()
+        max_bytes = min(options.max_input_bytes, MAX_MESSAGE_BYTES)
+        self.calls = CallHost(methods, max_bytes, LEVELS[options.compression_level], self._changed.set)
 
     async def start(self) -> int:
         """Listen, and return the port. Raises OptionError for unreadable TLS files, OSError for a taken port."""
@@ -60,7 +55,7 @@ class CallServer:
             host_flag="--grpc-address" if options.host else "--host",
         )
         self._server = await loop.create_server(
-            lambda: Connection(self, loop),
+            lambda: Http2Connection(self, loop),
             sock=listener,
             ssl=context,
             ssl_handshake_timeout=None if context is None else _HANDSHAKE_S,
@@ -80,13 +75,8 @@ class CallServer:
         except TimeoutError:
             await self._drop()
 
-    def forget_task(self, task: asyncio.Task[None]) -> None:
-        """Note that a handler has ended."""
-        self.tasks.discard(task)
-        self._changed.set()
-
     async def _wait_until_alone(self) -> None:
-        while self.connections or self.tasks:
+        while self.connections or self.calls.tasks:
             self._changed.clear()
             await self._changed.wait()
 
@@ -96,8 +86,8 @@ class CallServer:
                 assert isinstance(call, GrpcCall)
                 call.stop()
             connection.close()
-        if self.tasks:
-            await asyncio.wait(self.tasks)
+        if self.calls.tasks:
+            await asyncio.wait(self.calls.tasks)
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._wait_until_alone()
@@ -111,36 +101,25 @@ class CallServer:
         return wire.parse_head(fields)
 
     def open(
-        self, connection: Connection[wire.CallHead], stream_id: int, made: wire.CallHead, is_received: bool
+        self, connection: Http2Connection[wire.CallHead], stream_id: int, made: wire.CallHead, is_received: bool
     ) -> GrpcCall:
         """Begin a call."""
-        call = GrpcCall(connection, stream_id, made, self)
+        call = GrpcCall(connection, stream_id, made, self.calls)
         call.is_received = is_received
         connection.streams[stream_id] = call
         call.begin()
         return call
 
-    def add(self, connection: Connection[wire.CallHead]) -> None:
+    def add(self, connection: Http2Connection[wire.CallHead]) -> None:
         self.connections.add(connection)
 
-    def discard(self, connection: Connection[wire.CallHead]) -> None:
+    def discard(self, connection: Http2Connection[wire.CallHead]) -> None:
         self.connections.discard(connection)
         self._changed.set()
 
     def answer_http1(self, request: bytes) -> bytes:
         """Return what a client of HTTP/1 gets; nothing for one that speaks neither."""
         return _HTTP1_ANSWER if b" HTTP/1." in request[:_LINE_BYTES] else b""
-
-    def peer_of(self, connection: Connection[Any]) -> str:
-        """Return a client's address, as gRPC writes it."""
-        host, port, *rest = connection.transport.get_extra_info("peername") or ("", 0)
-        return f"ipv6:{quote(f'[{host}]', safe=':')}:{port}" if rest else f"ipv4:{host}:{port}"
-
-    def identity_of(self, connection: Connection[Any]) -> dict[str, list[bytes]]:
-        """Return what a client's certificate says."""
-        certificate = connection.transport.get_extra_info("peercert") or {}
-        names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
-        return {"x509_common_name": [name.encode() for name in names]} if names else {}
 
 
 def _ping_rules(options: GrpcOptions) -> PingRules:

@@ -9,7 +9,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from sluice.errors import SluiceError
-from sluice.gateway.api.v2.forwarded_headers import ForwardedHeaders
+from sluice.gateway.api.v2.grpc.call import GrpcCall
 from sluice.gateway.api.v2.grpc.messages import (
     INLINE_BYTES,
     InferMessage,
@@ -18,10 +18,17 @@ from sluice.gateway.api.v2.grpc.messages import (
     as_stream_response,
     split_message,
 )
-from sluice.gateway.api.v2.grpc.methods import DirectCall
+from sluice.gateway.api.v2.grpc.methods import open_root
 from sluice.gateway.api.v2.grpc.requests import parse_infer_request
-from sluice.gateway.api.v2.grpc.tracing import open_root
-from sluice.gateway.api.v2.infer import V2Request, classified, infer, is_short, note, refuse_streams
+from sluice.gateway.api.v2.infer import (
+    ForwardedHeaders,
+    Inference,
+    V2Request,
+    classified,
+    is_short,
+    note,
+    refuse_streams,
+)
 from sluice.gateway.api.v2.server import V2Server, parse_version
 from sluice.gateway.api.v2.shared_memory import LongCopyError, write_output
 from sluice.gateway.api.v2.trace import Trace
@@ -149,7 +156,7 @@ class ModelInfer:
         message: WireMessage = await answer if asyncio.iscoroutine(answer) else answer
         return message
 
-    def begin(self, raw: bytes | memoryview, call: DirectCall) -> bool:
+    def begin(self, raw: bytes | memoryview, call: GrpcCall) -> bool:
         """Begin to answer a plain request without a task; False for another. Raises SluiceError."""
         parsed = self._reader.read_plain(raw, call)
         if parsed is None:
@@ -157,9 +164,9 @@ class ModelInfer:
         self._infer(parsed, call)
         return True
 
-    def _infer(self, parsed: V2Request, call: "DirectCall | _AwaitedCall") -> None:
-        inference = infer(self._reader.server, parsed, _Answer(parsed, call), ONLY_FOR_STREAMS)
-        if inference is not None:
+    def _infer(self, parsed: V2Request, call: "GrpcCall | _AwaitedCall") -> None:
+        inference = _GrpcInference(parsed, call)
+        if inference.start(self._reader.server, ONLY_FOR_STREAMS):
             call.on_gone = inference.cancel
 
 
@@ -189,22 +196,22 @@ class _AwaitedCall:
             self.answer.set_result(work)
 
 
-class _Answer:
-    """Encodes the response to one unary request, and answers its call."""
+class _GrpcInference(Inference):
+    """A request whose answer goes to a unary call."""
 
-    __slots__ = ("_call", "_parsed")
+    __slots__ = ("_call",)
 
-    def __init__(self, parsed: V2Request, call: "DirectCall | _AwaitedCall") -> None:
-        self._parsed = parsed
+    def __init__(self, parsed: V2Request, call: "GrpcCall | _AwaitedCall") -> None:
+        super().__init__(parsed)
         self._call = call
 
     def respond(self, response: InferResponse, trace: Trace | None) -> None:
         try:
             note(trace, "GRPC_SEND_START")
-            if is_short(response, self._parsed.plan):
-                self._call.respond(_serialize(self._parsed, response))
+            if is_short(response, self.parsed.plan):
+                self._call.respond(_serialize(self.parsed, response))
             else:
-                self._call.go_on(run_aside(lambda: _serialize(self._parsed, response)))
+                self._call.go_on(run_aside(lambda: _serialize(self.parsed, response)))
         except Exception as error:
             self._call.fail(error)
         if trace is not None:

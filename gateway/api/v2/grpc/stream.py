@@ -13,19 +13,18 @@ from typing import Any
 
 import grpc
 
+from sluice.engine.client.stream import Consumer
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.api.v2.grpc.access import parse_peer
 from sluice.gateway.api.v2.grpc.infer import InferReader, refusal_message, stream_message
 from sluice.gateway.api.v2.grpc.messages import InferMessage, WireMessage, message_size, split_message
-from sluice.gateway.api.v2.grpc.tracing import finish, open_root
-from sluice.gateway.api.v2.grpc.unary import GRPC_CODE, as_sluice_error
+from sluice.gateway.api.v2.grpc.methods import GRPC_CODE, as_sluice_error, finish, open_root, parse_peer
 from sluice.gateway.api.v2.infer import V2Request, is_short, submit
 from sluice.gateway.api.v2.trace import Trace
 from sluice.gateway.calls import Call, current_call
 from sluice.gateway.front.long_work import run_aside
 from sluice.record.spans import Span, current_span
 from sluice.serving.job import InferJob
-from sluice.serving.model import MAX_UNREAD
+from sluice.serving.model import MAX_UNREAD, Outbox
 from sluice.serving.request import InferResponse
 
 MAX_IN_FLIGHT = 1024
@@ -65,17 +64,20 @@ class _Slot:
 
 
 class InferStream:
-    """One call: a task of its own reads, the call's task writes, and models put responses between the two."""
+    """One call: a task of its own reads, and the responses of models are pushed to the call."""
 
-    def __init__(self, reader: InferReader, context: Any) -> None:
+    def __init__(self, reader: InferReader, context: Any, writer: Consumer[WireMessage]) -> None:
+        """`context` is the call's, from which it reads; `writer` takes its messages."""
         self._reader = reader
         self._context = context
+        self._writer = writer
         self._slots: set[_Slot] = set()
         """Requests that have not ended, or whose responses wait for those of earlier ones."""
         self._order: deque[_Slot] = deque()
         """Requests of `_slots` whose responses come in order, oldest first."""
-        self._unwritten: deque[tuple[_Slot, InferResponse]] = deque()
-        self._arrived: asyncio.Future[None] | None = None
+        self._unwritten: Outbox[tuple[_Slot, InferResponse]] = Outbox()
+        self._long: tuple[_Slot, InferResponse] | None = None
+        """A response that takes long to write."""
         self._room: asyncio.Future[None] | None = None
         self._has_ended = False
         self._failure: SluiceError | None = None
@@ -85,12 +87,14 @@ class InferStream:
         """Serve until the client has closed its side and has all responses. Raises SluiceError at an early end."""
         self._reading = asyncio.create_task(self._read())
         try:
-            await self._write()
+            await self._unwritten.pass_to(self)
             if self._failure is not None:
                 raise self._failure
         finally:
             self._reading.cancel()
             self._cancel_all()
+            if self._long is not None:
+                self._long[0].end()
 
     def finish(self, error: SluiceError) -> None:
         """Read no more requests; when those in flight are answered, end with `error`."""
@@ -166,15 +170,16 @@ class InferStream:
             if slot.trace is None:
                 slot.job = None  # slot and job would hold each other until a collection
         if not slot.is_ordered:
+            self._put(slot, response)
             if slot.is_over:
                 self._slots.discard(slot)
-            self._put(slot, response)
         elif self._order and self._order[0] is slot:
             self._put(slot, response)
             if slot.is_over:
                 self._release()
         else:
             slot.held.append(response)
+        self._end_if_done()
 
     def _release(self) -> None:
         """Put the responses that waited for the first request in order, which has ended."""
@@ -187,56 +192,57 @@ class InferStream:
                     self._put(order[0], response)
 
     def _put(self, slot: _Slot, response: InferResponse) -> None:
-        self._unwritten.append((slot, response))
+        self._unwritten.put((slot, response))
         if len(self._unwritten) > MAX_UNREAD:
             self._cancel_all()
-            self._unwritten.clear()
             self.finish(SluiceError(ErrorCode.OVERLOADED, f"the client fell {MAX_UNREAD} responses behind"))
-        self._wake()
 
-    async def _write(self) -> None:
-        loop, write, unwritten = asyncio.get_running_loop(), self._context.write, self._unwritten
-        while not (self._has_ended and not self._slots and not unwritten):
-            if not unwritten:
-                self._arrived = loop.create_future()
-                await self._arrived
-                continue
-            slot, response = unwritten.popleft()
-            if slot.parsed is not None and not is_short(response, slot.parsed.plan):
-                serialized = await run_aside(partial(_message, slot, response))
-            else:
-                serialized = _message(slot, response)
-            if serialized is not None:
-                await write(serialized)
-            if slot.root is not None and (response.is_final or response.error is not None):
-                slot.status = 0 if response.error is None else GRPC_CODE[response.error.code].value[0]
-            if slot.call is not None:
-                slot.call.bytes_out += message_size(serialized or b"")
-                if response.is_final or response.error is not None:
-                    code = grpc.StatusCode.OK if response.error is None else GRPC_CODE[response.error.code]
-                    slot.call.status = code.value[0]
-            if response.is_final:
-                slot.end()
-            if self._room is not None and not self._room.done():
-                self._room.set_result(None)
+    def take(self, item: tuple[_Slot, InferResponse]) -> bool:
+        """Write a response."""
+        slot, response = item
+        if slot.parsed is not None and not is_short(response, slot.parsed.plan):
+            self._long = item
+            return False
+        return self._write(slot, response, _message(slot, response))
+
+    async def ready(self) -> None:
+        if self._long is not None:
+            slot, response = self._long
+            self._write(slot, response, await run_aside(partial(_message, slot, response)))
+            self._long = None
+        await self._writer.ready()
+
+    def _write(self, slot: _Slot, response: InferResponse, message: WireMessage | None) -> bool:
+        """Send the message for a response, None where the client gets none. Returns whether the next may follow."""
+        is_ready = message is None or self._writer.take(message)
+        if response.is_final or response.error is not None:
+            code = grpc.StatusCode.OK if response.error is None else GRPC_CODE[response.error.code]
+            slot.status = code.value[0]
+        if slot.call is not None:
+            slot.call.bytes_out += message_size(message or b"")
+            slot.call.status = slot.status
+        if response.is_final:
+            slot.end()
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+        return is_ready
 
     @property
     def _is_full(self) -> bool:
         return len(self._slots) + len(self._unwritten) >= MAX_IN_FLIGHT
 
-    def _wake(self) -> None:
-        news = self._arrived
-        if news is not None and not news.done():
-            news.set_result(None)
-
     def _end(self) -> None:
         self._has_ended = True
-        self._wake()
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if self._has_ended and not self._slots:
+            self._unwritten.end()
 
     def _cancel_all(self) -> None:
         slots, self._slots = self._slots, set()
         self._order.clear()
-        for slot, _ in self._unwritten:
+        for slot, _ in self._unwritten.take():
             slot.end()
         for slot in slots:
             if slot.job is not None:

@@ -1,18 +1,37 @@
-"""gRPC's fields on the wire: a call's head, its metadata and timeout, and the fields that end it.
+"""gRPC on the wire: a call's head, its metadata and timeout, the fields that end it; its messages, put together from
+the pieces that they come in, and compressed ones, bounded when they come, and on a thread where they are long.
 
 https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
 """
 
+import gzip
 import re
+import zlib
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Iterable
+from struct import Struct
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from sluice.gateway.api.v2.grpc.compression import ENCODINGS
-from sluice.gateway.front.http2.header_blocks import Fields, write_fields
+import numpy as np
 
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.front.http2.frames import Fields, write_fields
+from sluice.gateway.front.long_work import LONG_BYTES, run_aside
+
+PREFIX = Struct(">BL")
+"""The prefix of each message: the compressed flag, and the number of its bytes."""
+_COPIED_BYTES = 64 << 10
+_NO_BYTES = memoryview(b"")
+Message = tuple[int, bytes | memoryview]
+"""The flag of the prefix, and the message."""
+ENCODINGS = ("identity", "deflate", "gzip")
+LEVELS = {"none": 0, "low": 1, "medium": 6, "high": 9}
+"""zlib's levels by the names of --grpc-infer-response-compression-level."""
+_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
+_INLINE_BYTES = LONG_BYTES >> 4
+"""Longest message that is packed or unpacked on the event loop."""
 ENCODINGS_TEXT = ", ".join(ENCODINGS)
 CONTENT_TYPE = b"application/grpc"
 _CONTENT_TYPES = (CONTENT_TYPE, b"application/grpc+proto")
@@ -33,8 +52,125 @@ MAX_MESSAGE_BYTES = 4096
 Metadata = tuple[tuple[str, str | bytes], ...]
 
 
+class MessageTooLong(Exception):
+    """A message is announced with `size` bytes, more than are taken."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
+class Assembly:
+    """The messages of one call. A long one is filled as its pieces come, so that no single copy takes long."""
+
+    __slots__ = ("_buffer", "_flag", "_max_bytes", "_num_filled", "_prefix")
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._prefix = b""
+        """The bytes of an incomplete prefix, else empty."""
+        self._buffer: memoryview | None = None
+        """The buffer of an incomplete message, else None."""
+        self._num_filled = 0
+        self._flag = 0
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether a message has begun and is not whole."""
+        return self._buffer is not None or bool(self._prefix)
+
+    @property
+    def num_missing(self) -> int:
+        """Bytes that the begun message lacks; 0 where none has begun."""
+        return 0 if self._buffer is None else len(self._buffer) - self._num_filled
+
+    def add(self, payload: bytes | memoryview) -> list[Message]:
+        """Add what came next, and return the messages that are whole now. Raises MessageTooLong."""
+        whole: list[Message] = []
+        at = 0
+        while at < len(payload):
+            if self._buffer is not None:
+                at = self._fill(payload, at)
+            elif not self._prefix and len(payload) - at >= PREFIX.size:
+                flag, size = PREFIX.unpack_from(payload, at)
+                at += PREFIX.size
+                if size <= len(payload) - at:
+                    self._check(size)
+                    whole.append((flag, bytes(payload[at : at + size])))
+                    at += size
+                    continue
+                self._begin(flag, size)
+            else:
+                at = self._add_prefix(payload, at)
+            if self._buffer is not None and self._num_filled == len(self._buffer):
+                whole.append((self._flag, self._take()))
+        return whole
+
+    def _fill(self, payload: bytes | memoryview, at: int) -> int:
+        assert self._buffer is not None
+        end = min(at + self.num_missing, len(payload))
+        filled = self._num_filled + end - at
+        self._buffer[self._num_filled : filled] = payload[at:end]
+        self._num_filled = filled
+        return end
+
+    def _add_prefix(self, payload: bytes | memoryview, at: int) -> int:
+        end = at + PREFIX.size - len(self._prefix)
+        self._prefix += bytes(payload[at:end])
+        if len(self._prefix) == PREFIX.size:
+            flag, size = PREFIX.unpack(self._prefix)
+            self._prefix = b""
+            self._begin(flag, size)
+        return min(end, len(payload))
+
+    def _check(self, size: int) -> None:
+        if size > self._max_bytes:
+            raise MessageTooLong(size)
+
+    def _begin(self, flag: int, size: int) -> None:
+        self._check(size)
+        # numpy's memory is not touched before it is written: a client may announce what it never sends.
+        self._buffer = np.empty(size, np.uint8).data if size else _NO_BYTES
+        self._num_filled, self._flag = 0, flag
+
+    def _take(self) -> bytes | memoryview:
+        assert self._buffer is not None
+        buffer, self._buffer = self._buffer, None
+        return bytes(buffer) if len(buffer) <= _COPIED_BYTES else buffer.toreadonly()
+
+
+async def unpack(message: bytes | memoryview, max_bytes: int) -> bytes:
+    """Return what a compressed message holds. Raises INTERNAL for a broken one, TOO_LARGE for more than `max_bytes`."""
+    if len(message) <= _INLINE_BYTES >> 3:  # it may grow a thousandfold, to 8 MB
+        return _unpack(message, max_bytes)
+    return await run_aside(lambda: _unpack(message, max_bytes))
+
+
+def _unpack(message: bytes | memoryview, max_bytes: int) -> bytes:
+    unpacking = zlib.decompressobj(_GZIP_OR_ZLIB)
+    try:
+        unpacked = unpacking.decompress(message, max_bytes + 1)
+    except zlib.error as error:
+        raise SluiceError(ErrorCode.INTERNAL, f"a compressed message cannot be unpacked: {error}") from None
+    if len(unpacked) > max_bytes:
+        text = f"SERVER: Received message larger than max (more than {max_bytes} bytes unpacked)"
+        raise SluiceError(ErrorCode.TOO_LARGE, text)
+    if not unpacking.eof:
+        raise SluiceError(ErrorCode.INTERNAL, "a compressed message cannot be unpacked: it has no end")
+    if unpacking.unused_data:
+        raise SluiceError(ErrorCode.INTERNAL, "a compressed message cannot be unpacked: it goes on behind its end")
+    return unpacked
+
+
+async def pack(message: bytes, level: int) -> bytes:
+    """Return `message` as gzip."""
+    if len(message) <= _INLINE_BYTES:
+        return gzip.compress(message, level)
+    return await run_aside(lambda: gzip.compress(message, level))
+
+
 class CallHead(NamedTuple):
-    """What a call begins with."""
+    """The head of a call: its path, metadata and deadline."""
 
     path: str
     metadata: Metadata

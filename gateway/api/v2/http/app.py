@@ -9,16 +9,21 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.api.v2.http.exchange import AsgiExchange, RequestTarget, refusal_of
+from sluice.gateway.api.v2.http.exchange import (
+    STICKY_HEADER,
+    AsgiExchange,
+    BodyReader,
+    HeaderReader,
+    RequestTarget,
+    refusal_of,
+)
 from sluice.gateway.api.v2.http.extensions import CudaMemoryRoutes, SettingRoutes, SystemMemoryRoutes
 from sluice.gateway.api.v2.http.generate import GenerateRoute
 from sluice.gateway.api.v2.http.infer import InferRoute
 from sluice.gateway.api.v2.http.models import ModelRoutes, RepositoryRoutes, VersionRoutingRoute
-from sluice.gateway.api.v2.http.request import STICKY_HEADER, BodyReader, HeaderReader
 from sluice.gateway.api.v2.server import V2Server
 from sluice.gateway.front.http.errors import CLIENT_CLOSED_REQUEST
-from sluice.gateway.front.http.exchange import JSON, ConnectionExchange, Exchange, HotRoutes
-from sluice.gateway.front.http.passage import RawHeaders
+from sluice.gateway.front.http.exchange import JSON, ConnectionExchange, Exchange, HotRoutes, RawHeaders
 from sluice.gateway.options.config import ServeConfig
 from sluice.serving.model import Model
 
@@ -31,23 +36,23 @@ _NO_TARGET = RequestTarget()
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class V2Route:
     """The handler of a path, and the methods that it takes."""
 
     handler: Handler
     methods: frozenset[str]
 
 
-def _get(handler: Handler) -> Route:
-    return Route(handler, frozenset(("GET",)))
+def _get(handler: Handler) -> V2Route:
+    return V2Route(handler, frozenset(("GET",)))
 
 
-def _post(handler: Handler) -> Route:
-    return Route(handler, frozenset(("POST",)))
+def _post(handler: Handler) -> V2Route:
+    return V2Route(handler, frozenset(("POST",)))
 
 
-def _get_or_post(handler: Handler) -> Route:
-    return Route(handler, frozenset(("GET", "POST")))
+def _get_or_post(handler: Handler) -> V2Route:
+    return V2Route(handler, frozenset(("GET", "POST")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +64,15 @@ class Router:
     kind or …/region/NAME; those of `repository_actions` follow /v2/repository/models/NAME.
     """
 
-    fixed: Mapping[str, Route]
-    metadata: Route
-    model_trace: Route
-    model_actions: Mapping[str, Route]
-    region_actions: Mapping[str, Mapping[str, Route]]
-    repository_actions: Mapping[str, Route]
-    refuse_repository: Route
+    fixed: Mapping[str, V2Route]
+    metadata: V2Route
+    model_trace: V2Route
+    model_actions: Mapping[str, V2Route]
+    region_actions: Mapping[str, Mapping[str, V2Route]]
+    repository_actions: Mapping[str, V2Route]
+    refuse_repository: V2Route
 
-    def find(self, path: str) -> tuple[Route, RequestTarget] | None:
+    def find(self, path: str) -> tuple[V2Route, RequestTarget] | None:
         """Return the route, and what the path names; None where there is no route."""
         route = self.fixed.get(path)
         if route is not None:
@@ -84,7 +89,7 @@ class Router:
                 return _named(self.region_actions.get(kind, {}).get(action), _NO_TARGET)
         return None
 
-    def _model(self, name: str, rest: list[str]) -> tuple[Route, RequestTarget] | None:
+    def _model(self, name: str, rest: list[str]) -> tuple[V2Route, RequestTarget] | None:
         match rest:
             case [action]:
                 return _named(self.model_actions.get(action), RequestTarget(name))
@@ -98,7 +103,7 @@ class Router:
                 return self.model_trace, RequestTarget(name)
         return None
 
-    def _repository(self, rest: list[str]) -> tuple[Route, RequestTarget] | None:
+    def _repository(self, rest: list[str]) -> tuple[V2Route, RequestTarget] | None:
         match rest:
             case ["models", name, action] if name:
                 return _named(self.repository_actions.get(action), RequestTarget(name))
@@ -113,7 +118,7 @@ def _is_number(version: str) -> bool:
     return version.isascii() and version.isdigit()
 
 
-def _named(route: Route | None, target: RequestTarget) -> tuple[Route, RequestTarget] | None:
+def _named(route: V2Route | None, target: RequestTarget) -> tuple[V2Route, RequestTarget] | None:
     return None if route is None else (route, target)
 
 
@@ -126,7 +131,7 @@ class V2App:
         headers = HeaderReader(config.requests, config.http.forwarded_headers)
         self._infer = InferRoute(server, body, headers, self._model)
         self._generate = GenerateRoute(server, body, headers)
-        self.hot: HotRoutes = self
+        self.hot = HotRoutes(self.takes, self.begin)
         self._find = lru_cache(_MAX_CACHED_PATHS)(self._routes(body).find)
 
     def _routes(self, body: BodyReader) -> Router:

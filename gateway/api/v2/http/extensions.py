@@ -10,7 +10,7 @@ from typing import TypeVar
 import orjson
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.gateway.api.v2.http.exchange import AsgiExchange, RequestTarget
+from sluice.gateway.api.v2.http.exchange import AsgiExchange, BodyReader, RequestTarget
 from sluice.gateway.api.v2.http.json_document import (
     array_member,
     boolean,
@@ -21,10 +21,9 @@ from sluice.gateway.api.v2.http.json_document import (
     string_member,
     unsigned,
 )
-from sluice.gateway.api.v2.http.request import BodyReader
 from sluice.gateway.api.v2.log_settings import LOG_SETTINGS, LogValue
 from sluice.gateway.api.v2.server import V2Server
-from sluice.gateway.api.v2.trace_values import TRACE_SETTINGS, TraceValue
+from sluice.gateway.api.v2.trace_settings import TRACE_SETTINGS, TraceValue
 from sluice.serving.request import LATEST
 
 T = TypeVar("T")
@@ -131,6 +130,7 @@ class SettingRoutes:
         settings, model = self._server.trace, target.name or None
         if exchange.method == "POST":
             settings.update(_trace_values(await self._body.read_settings(exchange)), model)
+            await self._server.settle()
         await exchange.reply(200, orjson.dumps(settings.get(model)))
 
     async def log(self, exchange: AsgiExchange, target: RequestTarget) -> None:

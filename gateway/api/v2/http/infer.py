@@ -10,12 +10,23 @@ from time import perf_counter_ns
 
 from starlette.requests import ClientDisconnect
 
-from sluice.gateway.api.v2.http.exchange import BINARY, RequestTarget, refusal_of
-from sluice.gateway.api.v2.http.infer_request import parse_header_length, parse_infer_request, takes_long
+from sluice.gateway.api.v2.http.exchange import (
+    BINARY,
+    JSON_LENGTH_HEADER,
+    STICKY_HEADER,
+    BodyReader,
+    HeaderReader,
+    RequestTarget,
+    refusal_of,
+)
+from sluice.gateway.api.v2.http.infer_request import (
+    parse_header_length,
+    parse_infer_request,
+    parse_plain_request,
+    takes_long,
+)
 from sluice.gateway.api.v2.http.infer_response import INLINE_BYTES, InferBody, compress_body, encode_infer_response
-from sluice.gateway.api.v2.http.plain_request import parse_plain_request
-from sluice.gateway.api.v2.http.request import JSON_LENGTH_HEADER, STICKY_HEADER, BodyReader, HeaderReader
-from sluice.gateway.api.v2.infer import V2Request, infer, is_short, note, refuse_streams
+from sluice.gateway.api.v2.infer import Inference, V2Request, is_short, note, refuse_streams
 from sluice.gateway.api.v2.server import V2Server
 from sluice.gateway.api.v2.shared_memory import LongCopyError, SharedMemoryRegistry
 from sluice.gateway.api.v2.trace import Trace
@@ -83,8 +94,8 @@ class InferRoute:
         parsed.version, parsed.key = target.version_number, exchange.header(STICKY_HEADER)
         if self._server.trace.is_on:
             parsed.received = (("HTTP_RECV_START", received_ns), ("HTTP_RECV_END", perf_counter_ns()))
-        inference = infer(self._server, parsed, _Answer(exchange, parsed), _ONLY_FOR_STREAMS)
-        if inference is not None:
+        inference = _HttpInference(parsed, exchange)
+        if inference.start(self._server, _ONLY_FOR_STREAMS):
             exchange.on_gone = inference.cancel
             if exchange.is_gone:
                 inference.cancel()
@@ -122,20 +133,20 @@ async def decode(
     return parsed
 
 
-class _Answer:
-    """Encodes the response to one request, and sends it."""
+class _HttpInference(Inference):
+    """A request whose answer goes to an exchange."""
 
-    __slots__ = ("_exchange", "_parsed")
+    __slots__ = ("_exchange",)
 
-    def __init__(self, exchange: Exchange, parsed: V2Request) -> None:
+    def __init__(self, parsed: V2Request, exchange: Exchange) -> None:
+        super().__init__(parsed)
         self._exchange = exchange
-        self._parsed = parsed
 
     def respond(self, response: InferResponse, trace: Trace | None) -> None:
         """Send the answer, or leave it to a task where that takes long."""
         exchange = self._exchange
         try:
-            answer = self._encode(response) if is_short(response, self._parsed.plan) else None
+            answer = self._encode(response) if is_short(response, self.parsed.plan) else None
             if answer is None or sum(map(len, answer.pieces)) >= INLINE_BYTES:
                 exchange.go_on(self._respond_aside(response, answer, trace))
                 return
@@ -153,7 +164,7 @@ class _Answer:
             trace.finish()
 
     def _encode(self, response: InferResponse) -> InferBody:
-        return encode_infer_response(self._parsed.model, response, self._parsed.plan)
+        return encode_infer_response(self.parsed.model, response, self.parsed.plan)
 
     async def _respond_aside(self, response: InferResponse, answer: InferBody | None, trace: Trace | None) -> None:
         exchange = self._exchange

@@ -7,10 +7,16 @@ from typing import Any
 import orjson
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.gateway.api.v2.http.exchange import AsgiExchange, RequestTarget
-from sluice.gateway.api.v2.http.json_document import boolean, find, has, member_of_request, members, string
-from sluice.gateway.api.v2.http.long_document import parse_document
-from sluice.gateway.api.v2.http.request import BodyReader, refuse_encoding
+from sluice.gateway.api.v2.http.exchange import AsgiExchange, BodyReader, RequestTarget, refuse_encoding
+from sluice.gateway.api.v2.http.json_document import (
+    boolean,
+    find,
+    has,
+    member_of_request,
+    members,
+    parse_document,
+    string,
+)
 from sluice.gateway.api.v2.repository import (
     ADAPTER_PARAMETERS,
     BASE_MODEL,
@@ -20,8 +26,8 @@ from sluice.gateway.api.v2.repository import (
     load_model,
     unload_model,
 )
-from sluice.gateway.api.v2.server import V2Server, model_metadata, server_metadata, statistics
-from sluice.gateway.calls import is_visible, note_model
+from sluice.gateway.api.v2.server import V2Server, model_metadata, server_metadata
+from sluice.gateway.calls import note_model
 from sluice.gateway.front.long_work import run_aside
 from sluice.serving.config.config_json import config_json
 from sluice.serving.repository.routing import Routing
@@ -73,8 +79,7 @@ class ModelRoutes:
 
     async def statistics(self, exchange: AsgiExchange, target: RequestTarget) -> None:
         """Return the statistics of a model, or of every model. Raises INVALID for an unknown one."""
-        models = [each for each in self._server.repository.models() if is_visible(each.name)]
-        await _reply(exchange, statistics(models, target.name, target.version_number))
+        await _reply(exchange, await self._server.statistics(target.name, target.version_number))
 
 
 async def _reply(exchange: AsgiExchange, payload: dict[str, Any]) -> None:
@@ -177,6 +182,7 @@ class VersionRoutingRoute:
         note_model(target.name)
         if exchange.method == "POST":
             repository.set_weights(target.name, _parse_weights(await self._body.read_settings(exchange)))
+            await self._server.settle()
         await exchange.reply(200, orjson.dumps(_routing_object(target.name, repository.routing(target.name))))
 
 

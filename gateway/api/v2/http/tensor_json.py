@@ -13,8 +13,14 @@ import orjson
 from numpy.typing import NDArray
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.gateway.api.v2.http.json_document import MAX_DEPTH, is_signed, mistyped, too_deep, unreadable
-from sluice.gateway.api.v2.http.long_document import ArrayText
+from sluice.gateway.api.v2.http.json_document import (
+    MAX_DATA_DEPTH,
+    ArrayText,
+    is_signed,
+    mistyped,
+    too_deep,
+    unreadable,
+)
 from sluice.gateway.front.long_work import PIECE_ELEMENTS
 from sluice.serving.tensors import byte_strings
 from sluice.serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
@@ -119,19 +125,19 @@ def _check_strings(kinds: set[type]) -> None:
 def _flatten(data: object) -> tuple[list[Any], set[type]]:
     """Return the elements of nested arrays in order, and their types. A single value counts as an array.
 
-    Raises INVALID for MAX_DEPTH or more arrays inside each other.
+    Raises INVALID for MAX_DATA_DEPTH or more arrays inside each other.
     """
     elements: list[Any] = data if isinstance(data, list) else [data]
     kinds = set(map(type, elements))
     depth = 1
-    while kinds == {list} and depth < MAX_DEPTH:
+    while kinds == {list} and depth < MAX_DATA_DEPTH:
         elements = list(chain.from_iterable(elements))
         kinds = set(map(type, elements))
         depth += 1
     if list in kinds:
         elements = list(_leaves(elements, depth))
         kinds = set(map(type, elements))
-    if depth >= MAX_DEPTH:
+    if depth >= MAX_DATA_DEPTH:
         raise too_deep()
     return elements, kinds
 
@@ -143,7 +149,7 @@ def _leaves(data: list[Any], depth: int) -> Iterator[Any]:
         for each in todo[-1]:
             if not isinstance(each, list):
                 yield each
-            elif len(todo) + depth >= MAX_DEPTH:
+            elif len(todo) + depth >= MAX_DATA_DEPTH:
                 raise too_deep()
             else:
                 todo.append(iter(each))

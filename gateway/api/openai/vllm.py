@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`, in vLLM's shape: the token ids of a model's prompts, and the text of ids."""
+"""vLLM's routes beside OpenAI's: `/tokenize`, `/detokenize`, and LoRA adapters that come and go at run time."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,17 +8,18 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from sluice.errors import invalid
+from sluice.gateway.api.fields import MAX_TOOLS
 from sluice.gateway.api.openai.chat import parse_message
 from sluice.gateway.api.openai.requests import check_trust, parse_template_options
 from sluice.gateway.api.openai.schemas import MAX_MODEL_CHARS, TemplateFields, TokenIds
-from sluice.gateway.api.openai.tool_schemas import ChatTurn, FunctionTool
-from sluice.gateway.api.tools import MAX_TOOLS
+from sluice.gateway.api.openai.turns import ChatTurn, FunctionTool
 from sluice.gateway.front.http.bodies import json_response, read_fields
 from sluice.gateway.front.http.openapi import describe_body
 from sluice.gateway.front.http.parsing import RequestObject
 from sluice.gateway.front.http.request import run_while_connected
 from sluice.gateway.front.long_work import LONG_ELEMENTS
 from sluice.gateway.options.config import ServeConfig
+from sluice.gateway.plane.adapters import MAX_PATH_CHARS, RuntimeAdapters
 from sluice.gateway.plane.data_plane import Plane
 from sluice.pipelines.encoding.llm_encoder import LlmEncoder
 from sluice.pipelines.llm.text import LlmText
@@ -61,28 +62,39 @@ class DetokenizeRequest(RequestObject):
     tokens: TokenIds
 
 
-def router(plane: Plane, config: ServeConfig) -> APIRouter:
-    """Return the routes, which answer from `plane`."""
-    routes = TokenRoutes(plane, config)
+class UnloadAdapterRequest(RequestObject):
+    """`POST /v1/unload_lora_adapter`."""
+
+    example = '{"lora_name": "rill:sql"}'
+    lora_name: str = Field(
+        min_length=1,
+        max_length=MAX_MODEL_CHARS,
+        description="MODEL:NAME; or NAME alone, where the server has one language model.",
+    )
+
+
+class LoadAdapterRequest(UnloadAdapterRequest):
+    """`POST /v1/load_lora_adapter`."""
+
+    example = '{"lora_name": "rill:sql", "lora_path": "/adapters/sql"}'
+    lora_path: str = Field(
+        min_length=1, max_length=MAX_PATH_CHARS, description="A folder on the server that PEFT wrote."
+    )
+    load_inplace: bool = Field(
+        False, description="Whether an adapter of that name is replaced; without it the name must be free."
+    )
+
+
+def router(plane: Plane, adapters: RuntimeAdapters, config: ServeConfig) -> APIRouter:
+    """Return the routes, which answer from `plane` and change `adapters`."""
     api = APIRouter(tags=["OpenAI"], default_response_class=Response)
-    api.post("/tokenize", openapi_extra=describe_body(TokenizeRequest, ()))(routes.tokenize)
-    api.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest, ()))(routes.detokenize)
-    return api
 
-
-class TokenRoutes:
-    """Handlers of the routes over one data plane."""
-
-    def __init__(self, plane: Plane, config: ServeConfig) -> None:
-        self._plane = plane
-        self._options = config.http
-        self._trusts_templates = config.requests.trusts_templates
-
-    async def tokenize(self, request: Request) -> Response:
+    @api.post("/tokenize", openapi_extra=describe_body(TokenizeRequest, ()))
+    async def tokenize(request: Request) -> Response:
         """Return the token ids of a text or of a conversation."""
-        fields, headers = await read_fields(request, TokenizeRequest, self._options)
-        check_trust(fields, trusts_templates=self._trusts_templates)
-        tokenizer, max_model_len = self._find(fields.model)
+        fields, headers = await read_fields(request, TokenizeRequest, config.http)
+        check_trust(fields, trusts_templates=config.requests.trusts_templates)
+        tokenizer, max_model_len = _find(plane, fields.model)
         token_ids = await run_while_connected(request.receive, _encode(tokenizer, fields, max_model_len))
         strings = None
         if fields.return_token_strs:
@@ -90,10 +102,11 @@ class TokenRoutes:
         counts = {"count": len(token_ids), "max_model_len": max_model_len}
         return json_response({**counts, "tokens": token_ids, "token_strs": strings}, headers=headers)
 
-    async def detokenize(self, request: Request) -> Response:
+    @api.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest, ()))
+    async def detokenize(request: Request) -> Response:
         """Return the text of token ids, special tokens included."""
-        fields, headers = await read_fields(request, DetokenizeRequest, self._options)
-        tokenizer, _ = self._find(fields.model)
+        fields, headers = await read_fields(request, DetokenizeRequest, config.http)
+        tokenizer, _ = _find(plane, fields.model)
 
         def decode() -> str:
             check_token_ids(fields.tokens, tokenizer.num_tokens, "tokens")
@@ -102,26 +115,47 @@ class TokenRoutes:
         text = await run_while_connected(request.receive, _run(len(fields.tokens), decode))
         return json_response({"prompt": text}, headers=headers)
 
-    def _find(self, name: str | None) -> tuple[Tokenizer | TextTokenizer, int | None]:
-        """Return the tokenizer of a model and the model's context, None for none. Raises NOT_FOUND and INVALID."""
-        if name is None:
-            names = [model.name for model in self._plane.llms()]
-            if len(names) != 1:
-                raise invalid("model", f"model is required: this server has {', '.join(names) or 'no language model'}")
-            [name] = names
-        if self._plane.encoding.has_embeddings(name):
-            encoder = self._plane.encoding.encoder(name)
-            if isinstance(encoder, LlmEncoder):
-                return encoder.text.tokenizer, encoder.max_model_len
-            found = encoder.tokenizer()
-            if found is None:
-                raise invalid("model", f"the server does not have the tokenizer of model {name!r}")
-            return found.tokenizer, encoder.max_model_len
-        model = self._plane.llm(name)
-        text = model.base if isinstance(model, AdapterText) else model
-        if not isinstance(text, LlmText):
-            raise invalid("model", f"model {name!r} has no tokenizer of its own; name a language model or an encoder")
-        return text.tokenizer, text.max_model_len
+    @api.post("/v1/load_lora_adapter", openapi_extra=describe_body(LoadAdapterRequest, ()))
+    async def load(request: Request) -> Response:
+        """Load an adapter, which is then a model of its own."""
+        fields, headers = await read_fields(request, LoadAdapterRequest, config.http)
+        name = await adapters.load(fields.lora_name, fields.lora_path, replaces=fields.load_inplace)
+        return _done(f"Success: LoRA adapter '{name}' added successfully.", headers)
+
+    @api.post("/v1/unload_lora_adapter", openapi_extra=describe_body(UnloadAdapterRequest, ()))
+    async def unload(request: Request) -> Response:
+        """Remove an adapter. Requests in flight with it end as usual."""
+        fields, headers = await read_fields(request, UnloadAdapterRequest, config.http)
+        name = await adapters.unload(fields.lora_name)
+        return _done(f"Success: LoRA adapter '{name}' removed successfully.", headers)
+
+    return api
+
+
+def _find(plane: Plane, name: str | None) -> tuple[Tokenizer | TextTokenizer, int | None]:
+    """Return the tokenizer of a model and the model's context, None for none. Raises NOT_FOUND and INVALID."""
+    if name is None:
+        names = [model.name for model in plane.llms()]
+        if len(names) != 1:
+            raise invalid("model", f"model is required: this server has {', '.join(names) or 'no language model'}")
+        [name] = names
+    if plane.encoding.has_embeddings(name):
+        encoder = plane.encoding.encoder(name)
+        if isinstance(encoder, LlmEncoder):
+            return encoder.text.tokenizer, encoder.max_model_len
+        found = encoder.tokenizer()
+        if found is None:
+            raise invalid("model", f"the server does not have the tokenizer of model {name!r}")
+        return found.tokenizer, encoder.max_model_len
+    model = plane.llm(name)
+    text = model.base if isinstance(model, AdapterText) else model
+    if not isinstance(text, LlmText):
+        raise invalid("model", f"model {name!r} has no tokenizer of its own; name a language model or an encoder")
+    return text.tokenizer, text.max_model_len
+
+
+def _done(message: str, headers: dict[str, str] | None) -> Response:
+    return Response(message, media_type="text/plain", headers=headers)
 
 
 async def _run(num_tokens: int, work: Callable[[], T]) -> T:
