@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # imported for real while the engine loads
 
     from sluice.engine.fleet.client import Engine
     from sluice.gateway.answers.batches.service import BatchService
+    from sluice.gateway.api.app import Protocols
     from sluice.gateway.api.v2.grpc.server import GrpcServer
     from sluice.gateway.front.http.server import HttpServer
     from sluice.gateway.server import Server
@@ -198,7 +199,7 @@ class GatewayServer:
         finally:
             await _cancel(engine_start)
         self._begin_serving(server, app)
-        if self._workers is not None and not await self._workers.wait_ready(server.plane.repository, WORKERS_READY_S):
+        if self._workers is not None and not await self._workers.wait_ready(WORKERS_READY_S):
             log.warning("not all HTTP workers are ready after %g s; the host answers meanwhile", WORKERS_READY_S)
         self._print_ready(server)
         reading = asyncio.create_task(self._read_documentation(server), name="documentation")
@@ -207,8 +208,7 @@ class GatewayServer:
         finally:
             await _cancel(reading)
 
-    def _begin_serving(self, server: "Server", app: "ASGIApp") -> None:
-        from sluice.gateway.api.in_process import InProcessClient
+    def _begin_serving(self, server: "Server", app: "Protocols") -> None:
         from sluice.gateway.server import check_start
 
         check_start(server.plane, self._config.repository)
@@ -216,7 +216,7 @@ class GatewayServer:
         favour_event_loop()
         server.plane.health.begin_serving()
         assert self._batches is not None
-        self._batches.start(InProcessClient(app))
+        self._batches.start(app.answer)
 
     async def _load_all(self, server: "Server", engine_start: "asyncio.Task[None]") -> None:
         """Load the repository and MODEL at the same time. Models of the repository that call MODEL wait for it."""
@@ -260,7 +260,7 @@ class GatewayServer:
             return ""
         return served_name(self._config.model.served_model_name, self._checkpoint)
 
-    async def _open(self) -> "tuple[Server, ASGIApp]":
+    async def _open(self) -> "tuple[Server, Protocols]":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
         from sluice.gateway.answers.batches.service import BatchService
         from sluice.gateway.assembly import make_application, make_server, measure_process

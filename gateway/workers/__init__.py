@@ -1,1 +1,1 @@
-"""HTTP workers: gateway processes that share the ports of one host process, which has the engines and all state."""
+"""HTTP workers: whole servers that share the ports of one host process, which has the engines and the control."""

@@ -1,15 +1,17 @@
-"""Metrics of several workers as one: each worker sends what it has counted, and the host adds it to its own."""
+"""Metrics of several workers as one: each worker says what it has counted, and the host adds it to its own."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, Metric
 
 from sluice.gateway.telemetry.families import COUNTER, empty_family
-from sluice.gateway.workers.messages import Counts, Family, Sample
 
-_OF_ONE_PROCESS = ("process_", "python_")
+_OF_ONE_PROCESS = ("process_", "python_", "nv_cpu_", "nv_gpu_", "nv_energy_")
+_OF_ENGINES = "nv_trt_llm_"
+"""How families begin that are of a process or its machine, and gauges of engines: the host has its own of them."""
 _NOT_SUMMED = frozenset({"sluice_quota_store_up", "sluice_quota_used_ratio"})
 """Families that the host has for all."""
 _CREATED = "_created"
@@ -18,19 +20,43 @@ _KEPT_KINDS = ("counter", "histogram", "summary")
 SampleKey = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def read_counts(registry: CollectorRegistry, number: int) -> Counts:
-    """Return what a worker has counted, as the answer to the question of that number."""
-    families = [
+class Sample(msgspec.Struct, array_like=True, frozen=True):
+    """One value of a family of metrics. `exemplar`: labels, value, and when it was, in seconds since 1970."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+    exemplar: tuple[dict[str, str], float, float] | None = None
+
+
+class Family(msgspec.Struct, array_like=True, frozen=True):
+    """A family of metrics, in Prometheus' words."""
+
+    name: str
+    help: str
+    kind: str
+    samples: list[Sample]
+
+
+def read_counts(registry: CollectorRegistry) -> list[Family]:
+    """Return what a worker has counted since its start."""
+    return [
         Family(
             each.name,
             each.documentation,
             str(each.type),
-            [Sample(s.name, dict(s.labels), float(s.value), _packed(s.exemplar)) for s in each.samples],
+            [
+                Sample(s.name, dict(s.labels), float(s.value), _packed(s.exemplar))
+                for s in each.samples
+                if "quantile" not in s.labels  # nobody can add these
+            ],
         )
         for each in registry.collect()
-        if each.samples and not each.name.startswith(_OF_ONE_PROCESS) and each.name not in _NOT_SUMMED
+        if each.samples
+        and not each.name.startswith(_OF_ONE_PROCESS)
+        and not (each.type == "gauge" and each.name.startswith(_OF_ENGINES))
+        and each.name not in _NOT_SUMMED
     ]
-    return Counts(number, families)
 
 
 def _packed(exemplar: Exemplar | None) -> tuple[dict[str, str], float, float] | None:

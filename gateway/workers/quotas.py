@@ -2,25 +2,61 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.tenancy.quotas.account import Account, Accounts, Charge, Hold, Refusal
+from sluice.gateway.tenancy.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal
 from sluice.gateway.tenancy.quotas.store import QuotaStore, SeenAccounts, settle_whole
-from sluice.gateway.workers.messages import AccountState, Decision, Refused, Reserve, Settle
+from sluice.gateway.workers.private import Peer
+
+_STATE = (
+    *("at", "request_level", "token_level", "day", "day_tokens", "month", "month_tokens", "month_money"),
+    "num_streams",
+)
+"""The numbers of an account."""
+
+
+class Reserve(msgspec.Struct, frozen=True):
+    """Ask the host to reserve a charge of all parties. `worker` is the asking process, `hold` what the same request
+    holds already, 0 for nothing."""
+
+    worker: int
+    parties: list[Party]
+    charge: Charge
+    hold: int
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The answer to `Reserve`: the number of a hold, 0 with a refusal; and the parties' accounts now."""
+
+    hold: int
+    refused: Refusal | None
+    accounts: list[list[int]]
+    """The values of `_STATE`."""
+
+
+class Settle(msgspec.Struct, frozen=True):
+    """Replace a hold by what was used, tokens as each account counts them."""
+
+    worker: int
+    hold: int
+    tokens: list[int]
+    money: int
 
 
 class HostQuotas(SeenAccounts):
-    """Asks the host, over the link of this worker. Belongs to the event loop."""
+    """Asks the host. Belongs to the event loop."""
 
     problem = ""
 
-    def __init__(self, send: Callable[[Reserve | Settle], None]) -> None:
-        """`send` takes the messages to the host."""
+    def __init__(self, host: Peer, worker: int) -> None:
         super().__init__()
-        self._send = send
-        self._numbers = itertools.count(1)
-        self._open: dict[int, asyncio.Future[Decision]] = {}
+        self._host = host
+        self._worker = worker
+        self._open: set[asyncio.Task[Decision]] = set()
+        self._settling: set[asyncio.Task[None]] = set()
 
     def accounts(self) -> Iterator[Account]:
         """Yield nothing: the host shows how much of each limit is used."""
@@ -30,61 +66,58 @@ class HostQuotas(SeenAccounts):
         return accounts
 
     async def reserve(self, accounts: Accounts, charge: Charge, hold: Hold | None) -> Hold | Refusal:
-        number = next(self._numbers)
         held = hold.place if hold is not None else 0
         assert isinstance(held, int)
-        answer = self._open[number] = asyncio.get_running_loop().create_future()
-        self._send(Reserve(number, [each.party for each in accounts], charge, held))
+        question = Reserve(self._worker, [each.party for each in accounts], charge, held)
+        asking = asyncio.create_task(self._host.ask("reserve", question, Decision))
+        self._open.add(asking)
+        asking.add_done_callback(self._open.discard)
         try:
-            decision = await answer
+            decision = await asyncio.shield(asking)
         except asyncio.CancelledError:
-            if not answer.cancelled() and answer.exception() is None and not held:  # it came at that very moment
-                self._give_back(answer.result())
+            if not held:  # the host may decide all the same
+                asking.add_done_callback(self._give_back)
             raise
+        except OSError:
+            raise SluiceError(ErrorCode.UNAVAILABLE, "the server's host process is away") from None
         for account, state in zip(accounts, decision.accounts, strict=True):
-            _take(account, state)
-        refused = decision.refused
-        if refused is not None:
-            party = accounts[refused.party].party
-            return Refusal(party, refused.limit, refused.most, refused.asked, refused.left, refused.wait_ms)
-        return Hold(decision.hold, charge, accounts[0]) if hold is None else _extend(hold, decision.hold, charge)
+            for name, value in zip(_STATE, state, strict=True):
+                setattr(account, name, value)
+        if decision.refused is not None:
+            return decision.refused
+        return Hold(decision.hold, charge, accounts[0]) if hold is None else _extend(hold, charge)
 
     def settle(self, accounts: Accounts, hold: Hold, tokens: Sequence[int], money: int) -> None:
         assert isinstance(hold.place, int)
-        self._send(Settle(hold.place, list(tokens), money))
+        self._send(Settle(self._worker, hold.place, list(tokens), money))
 
-    def decide(self, decision: Decision) -> None:
-        """Take an answer of the host, and give back what was reserved for a request that has ended meanwhile."""
-        answer = self._open.pop(decision.number, None)
-        if answer is not None and not answer.done():
-            answer.set_result(decision)
-        elif decision.is_new:
-            self._give_back(decision)
+    def _give_back(self, asking: "asyncio.Task[Decision]") -> None:
+        """Give back what was reserved for a request that has ended meanwhile."""
+        if not asking.cancelled() and asking.exception() is None and asking.result().hold:
+            self._send(Settle(self._worker, asking.result().hold, [0] * len(asking.result().accounts), 0))
 
-    def _give_back(self, decision: Decision) -> None:
-        if decision.hold:
-            self._send(Settle(decision.hold, [0] * len(decision.accounts), 0))
+    def _send(self, message: Settle) -> None:
+        sending = asyncio.create_task(self._settle(message))
+        self._settling.add(sending)
+        sending.add_done_callback(self._settling.discard)
 
-    def fail(self) -> None:
-        """End the requests that wait for the host, which is lost."""
-        for answer in self._open.values():
-            if not answer.done():
-                answer.set_exception(SluiceError(ErrorCode.UNAVAILABLE, "the server's host process is away"))
+    async def _settle(self, message: Settle) -> None:
+        try:
+            await self._host.ask("settle", message, bool)
+        except OSError:
+            return  # the host, and with it all that it has counted, is lost
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Wait until the host knows what was used."""
+        while self._open or self._settling:
+            await asyncio.wait((*self._open, *self._settling))
 
 
-def _extend(hold: Hold, number: int, charge: Charge) -> Hold:
+def _extend(hold: Hold, charge: Charge) -> Hold:
     """Return the hold with a later charge. The host keeps the parts of one hold, whatever their days."""
-    hold.place = number
     hold.tokens += charge.tokens
     hold.money += charge.money
     return hold
-
-
-def _take(account: Account, state: AccountState) -> None:
-    for field in AccountState.__struct_fields__:
-        setattr(account, field, getattr(state, field))
 
 
 class QuotaDesk:
@@ -94,19 +127,21 @@ class QuotaDesk:
         self._store = store
         self._numbers = itertools.count(1)
         self._holds: dict[int, tuple[Accounts, Hold]] = {}
+        self._is_closed = False
 
     async def reserve(self, asked: Reserve) -> Decision:
-        """Reserve what a worker asks for."""
+        """Reserve what a worker asks for. Nothing where it is lost, or has settled the hold meanwhile: the request that
+        asked has ended then."""
         accounts = tuple(self._store.open(each) for each in asked.parties)
-        _, earlier = self._holds.get(asked.hold, (accounts, None))
+        if self._is_closed or (asked.hold and asked.hold not in self._holds):
+            return Decision(0, None, _states(accounts))
+        earlier = self._holds[asked.hold][1] if asked.hold else None
         found = await self._store.reserve(accounts, asked.charge, earlier)
         if isinstance(found, Hold):
             number = asked.hold or next(self._numbers)
             self._holds[number] = accounts, found
-            return Decision(asked.number, number, not asked.hold, None, _states(accounts))
-        party = next(i for i, each in enumerate(accounts) if each.party == found.party)
-        refused = Refused(party, found.limit, found.most, found.asked, found.left, found.wait_ms)
-        return Decision(asked.number, 0, False, refused, _states(accounts))
+            return Decision(number, None, _states(accounts))
+        return Decision(0, found, _states(accounts))
 
     def settle(self, asked: Settle) -> None:
         """Replace a hold by what was used."""
@@ -116,11 +151,11 @@ class QuotaDesk:
 
     def close(self) -> None:
         """Give back what the worker held: nobody knows what it had used."""
+        self._is_closed = True
         for accounts, hold in self._holds.values():
             settle_whole(self._store, accounts, hold, [0] * len(accounts), 0)
         self._holds.clear()
 
 
-def _states(accounts: Accounts) -> list[AccountState]:
-    names = AccountState.__struct_fields__
-    return [AccountState(*(getattr(each, name) for name in names)) for each in accounts]
+def _states(accounts: Accounts) -> list[list[int]]:
+    return [[getattr(each, name) for name in _STATE] for each in accounts]
