@@ -2,20 +2,16 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sluice.errors import SluiceError
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.option import as_option_error
 from sluice.gateway.options.rag import RagOptions
 from sluice.gateway.options.serving import OFF, InstanceOptions
 from sluice.gateway.telemetry.metrics import GatewayMetrics
-from sluice.pipelines.encoding.encoder import TextEncoder
-from sluice.pipelines.encoding.llm_encoder import LlmEncoder
+from sluice.pipelines.encoding.llm_encoder import find_encoder
 from sluice.pipelines.llm.backend import LlmBackend
-from sluice.pipelines.llm.model import embedder_of
 from sluice.pipelines.llm.services import LlmServices
 from sluice.pipelines.rag.library import DocumentLibrary
 from sluice.pipelines.rag.retriever import RetrieverBackend
@@ -48,6 +44,7 @@ class SharedResources:
     host_policies: dict[str, HostPolicy] = field(default_factory=dict)
     library: DocumentLibrary | None = None
     choose_socket: Callable[[], Path | None] = lambda: None
+    starts_engines: bool = True
 
 
 def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> DocumentLibrary:
@@ -57,16 +54,7 @@ def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> Docu
     """
     with as_option_error():
         store = open_store(options.store_place())
-    return DocumentLibrary(store, lambda name: _find_encoder(models(), name), options.library_settings())
-
-
-def _find_encoder(models: ModelLookup, name: str) -> TextEncoder | LlmEncoder:
-    """Return the encoder of a collection. One that does not serve says so when it is asked for vectors."""
-    with suppress(SluiceError):
-        text = embedder_of(models.find(name))
-        if text is not None:
-            return LlmEncoder(text)
-    return TextEncoder(models, name)
+    return DocumentLibrary(store, lambda name: find_encoder(models(), name), options.library_settings())
 
 
 def make_rate_limiter(options: InstanceOptions) -> RateLimiter | None:
@@ -125,6 +113,7 @@ def make_registry(config: ServeConfig, shared: SharedResources) -> BackendRegist
         config.request_limits(),
         config.chat_settings(),
         config.fleet.routing(),
+        shared.starts_engines,
         shared.choose_socket,
     )
     registry = BackendRegistry()

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from time import perf_counter, time
 
 from sluice.errors import SluiceError
@@ -40,20 +41,18 @@ class CallObserver:
         A call may have several generations, each of which is admitted once.
         """
 
+    def leave(self, call: "Call", prompt_tokens: int, max_tokens: int) -> None:
+        """Note that an admitted generation, of a target of a route, gives no answer: the next takes its place."""
+
     def answer_headers(self, call: "Call") -> Headers:
         """Return more headers for the HTTP answer of a call, which starts now."""
         return []
-
-    def note_received(self, call: "Call", piece: bytes) -> None:
-        """Note a piece of the HTTP body, after `Call.tell_bodies` alone."""
-
-    def note_sent(self, call: "Call", piece: bytes) -> None:
-        """Note a piece of the HTTP answer, after `Call.tell_bodies` alone."""
 
     def end(self, call: "Call") -> None:
         """Note the end of a call, exactly once, also of one that was refused or never began. Must not raise."""
 
 
+@dataclass(slots=True, eq=False)
 class Call:
     """One request of a client. Belongs to the event loop.
 
@@ -63,74 +62,42 @@ class Call:
     request.
     """
 
-    __slots__ = (
-        "_num_holders",
-        "_observers",
-        "_readers",
-        "adapter",
-        "arrived_at",
-        "bytes_in",
-        "bytes_out",
-        "cached_tokens",
-        "ended",
-        "finish",
-        "first_token",
-        "generated_tokens",
-        "group",
-        "identity",
-        "model",
-        "operation",
-        "prompt_tokens",
-        "protocol",
-        "request_id",
-        "route",
-        "source",
-        "spare",
-        "started",
-        "status",
-        "streams",
-        "tenant",
-    )
-
-    def __init__(
-        self, observers: tuple[CallObserver, ...], protocol: str, operation: str, request_id: str, source: str = ""
-    ) -> None:
-        """`operation` is the path or RPC that was called, `source` the client's address, "" where it has none."""
-        self._observers = observers
-        self._num_holders = 1
-        self._readers: tuple[CallObserver, ...] = ()
-        self.protocol = protocol
-        self.operation = operation
-        self.request_id = request_id
-        self.source = source
-        self.identity: Identity | None = None
-        """Who sent it; None where the server asks nobody for a key."""
-        self.tenant = ""
-        self.group: RouteGroup | None = None
-        """The routes it belongs to, where it makes a model work; None for other requests."""
-        self.model = ""
-        self.adapter = ""
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        """How many of the prompts' tokens a prefix cache had."""
-        self.generated_tokens = 0
-        self.bytes_in = 0
-        self.bytes_out = 0
-        """Bytes of the bodies of request and answer, or of gRPC's messages."""
-        self.arrived_at = time()
-        self.started = perf_counter()
-        self.first_token = 0.0
-        self.ended = 0.0
-        self.finish = ""
-        """The last generation's finish reason, `cancelled`, or the code of the error that ended it; "" before it."""
-        self.status: int | None = None
-        """The HTTP status, or the number of gRPC's; None before an answer, and where the client got none."""
-        self.route = ""
-        """The route that it names in place of a model; its target is the `model`, "" without one."""
-        self.spare = (0, 0)
-        """Tokens of the prompt and of the answer that were admitted for a target of a route which did not answer."""
-        self.streams: OpenStreams = {}
-        """Where its log has the streams that end when their sender's key does."""
+    _observers: tuple[CallObserver, ...]
+    protocol: str
+    operation: str
+    """The path or RPC that was called."""
+    request_id: str
+    source: str = ""
+    """The client's address, "" where it has none."""
+    streams: OpenStreams = field(default_factory=dict)
+    """Where its log has the streams that end when their sender's key does."""
+    identity: Identity | None = None
+    """Who sent it; None where the server asks nobody for a key."""
+    tenant: str = ""
+    group: RouteGroup | None = None
+    """The routes it belongs to, where it makes a model work; None for other requests."""
+    model: str = ""
+    adapter: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """How many of the prompts' tokens a prefix cache had."""
+    generated_tokens: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    """Bytes of the bodies of request and answer, or of gRPC's messages."""
+    on_body: Callable[[bytes, bool], None] | None = None
+    """Called with each piece of its HTTP bodies, and whether that is one of the answer; None: nobody reads them."""
+    arrived_at: float = field(init=False, default_factory=time)
+    started: float = field(init=False, default_factory=perf_counter)
+    first_token: float = 0.0
+    ended: float = 0.0
+    finish: str = ""
+    """The last generation's finish reason, `cancelled`, or the code of the error that ended it; "" before it."""
+    status: int | None = None
+    """The HTTP status, or the number of gRPC's; None before an answer, and where the client got none."""
+    route: str = ""
+    """The route that it names in place of a model; its target is the `model`, "" without one."""
+    _num_holders: int = 1
 
     def sibling(self, request_id: str) -> "Call":
         """Return a new call of the same sender: the next request on its stream."""
@@ -145,32 +112,29 @@ class Call:
 
     async def admit(self, prompt_tokens: int, max_tokens: int) -> None:
         """Tell the observers of a generation. Raises SluiceError where one refuses it."""
-        if self.spare != (0, 0):  # it takes the place of one that was admitted
-            spare_prompt, spare_output = self.spare
-            self.spare = (0, 0)
-            prompt_tokens, max_tokens = max(0, prompt_tokens - spare_prompt), max(0, max_tokens - spare_output)
         for each in self._observers:
             await each.admit(self, prompt_tokens, max_tokens)
+
+    def leave(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Tell the observers of a generation that another one takes the place of."""
+        for each in self._observers:
+            each.leave(self, prompt_tokens, max_tokens)
 
     def answer_headers(self) -> Headers:
         """Return the observers' headers for its HTTP answer, which starts now."""
         return [header for each in self._observers for header in each.answer_headers(self)]
 
-    def tell_bodies(self, observer: CallObserver) -> None:
-        """Have an observer told of the pieces of its bodies that come from now on."""
-        self._readers += (observer,)
-
     def note_received(self, piece: bytes) -> None:
         """Note a piece of its HTTP body."""
         self.bytes_in += len(piece)
-        for each in self._readers:
-            each.note_received(self, piece)
+        if self.on_body is not None:
+            self.on_body(piece, False)
 
     def note_sent(self, piece: bytes) -> None:
         """Note a piece of its HTTP answer."""
         self.bytes_out += len(piece)
-        for each in self._readers:
-            each.note_sent(self, piece)
+        if self.on_body is not None:
+            self.on_body(piece, True)
 
     def hold(self) -> None:
         """Keep the call from ending until `release`."""
@@ -227,8 +191,8 @@ class CallLog:
 
     def open(self, protocol: str, operation: str, request_id: str, *, is_observed: bool = True) -> Call:
         """Open a call, and make it the current one of this task."""
-        call = Call(self._observers if is_observed else (), protocol, operation, request_id)
-        call.streams = self._streams
+        observers = self._observers if is_observed else ()
+        call = Call(observers, protocol, operation, request_id, "", self._streams)
         current_call.set(call)
         return call
 
@@ -302,17 +266,8 @@ def note_route(name: str) -> None:
     use it; the targets are the route's own choice."""
     call = current_call.get()
     if call is not None:
-        call.route = call.model = name
-        call.adapter = ""
-        if call.identity is not None:
-            check_model(call.identity, name)
-
-
-def note_asked(model: str, adapter: str) -> None:
-    """Note in the current call which target of its route is asked, or answers."""
-    call = current_call.get()
-    if call is not None:
-        call.model, call.adapter = model, adapter
+        call.route = name
+    note_model(name)
 
 
 def note_cached() -> None:

@@ -80,9 +80,9 @@ class AccessOptions:
         None,
         parse_store_place,
         "PATH|URL|none",
-        "where the keys of `sluice keys` are: a SQLite file, or a Redis that gateways share; none takes none of them. "
-        "Where this names a store, and once the default one has held a key, all requests but health need one. Default: "
-        "keys.sqlite in --state-path",
+        "store of the keys of `sluice keys`: a SQLite file, or a Redis that gateways share; none takes none of them. "
+        "Where this names a store, and once the default one has held a key, all requests but health need one. "
+        "Default: keys.sqlite in --state-path",
         secret=True,
     )
     requires_keys: bool = option(
@@ -90,16 +90,16 @@ class AccessOptions:
         False,
         truth,
         None,
-        "ask for a key even while there is none, and whatever becomes of the store: nobody gets in before `sluice keys "
-        "create`",
+        "require a key even while there is none, whatever the state of the store: every request is refused before "
+        "`sluice keys create`",
     )
     trusted_proxies: tuple[str, ...] = option(
         "--trusted-proxies",
         (),
         network,
         "NETWORK",
-        "proxies before this server: their x-forwarded-for says where a request comes from, and their x-sluice-tenant "
-        "for whom. May be given several times",
+        "proxies before this server: their x-forwarded-for has the client's address, and their x-sluice-tenant the "
+        "tenant. May be given several times",
         is_many=True,
     )
     jwt_issuer: str | None = option(
@@ -110,21 +110,21 @@ class AccessOptions:
         "take tokens (JWT) of this OpenID Connect issuer in the place of keys. Needs sluice[jwt]",
     )
     jwt_audience: str | None = option(
-        "--jwt-audience", None, printable_text("a printable text"), "NAME", "for whom these tokens must be (aud)"
+        "--jwt-audience", None, printable_text("a printable text"), "NAME", "required audience (aud) of these tokens"
     )
     jwt_jwks_url: str | None = option(
         "--jwt-jwks-url",
         None,
         issuer_url,
         "URL",
-        "where the issuer's keys are. Default: its discovery document says it",
+        "URL of the issuer's keys. Default: that of its discovery document",
     )
     jwt_claims: dict[str, str] | None = option(
         "--jwt-claims",
         None,
         claim_names,
         "FIELD=CLAIM,...",
-        "claims of a token that say its name, tenant, models, adapters and groups, such as tenant=org,groups=roles. "
+        "claims of a token with its name, tenant, models, adapters and groups, such as tenant=org,groups=roles. "
         "Default: name=sub; all models, and the groups inference, embeddings and rag",
     )
     cors_origins: tuple[str, ...] = option(
@@ -140,8 +140,8 @@ class AccessOptions:
         (),
         host_name,
         "NAME",
-        "a name of this server in the header Host, such as llm.example.com, *.example.com or *, while nobody is asked "
-        "for a key. May be given several times; then requests from everywhere are held to these, else only those of "
+        "a name of this server in the header Host, such as llm.example.com, *.example.com or *, while no key is "
+        "required. May be given several times; then requests from everywhere are held to these, else only those of "
         "this machine. Addresses, localhost, *.internal, *.svc and names without a dot are its names anyway",
         is_many=True,
     )

@@ -8,8 +8,11 @@ from typing import Any
 from sluice.gateway.options.config import GROUPS, ParsedFlags, list_options
 from sluice.gateway.options.option import OneLineParser, Option, OptionError, truth
 from sluice.gateway.options.telemetry import TRACE_CONFIG
+from sluice.gateway.tenancy.access.identity import NO_LIMITS
 
 _DESCRIPTION = "Serve models: OpenAI API and Triton v2 over HTTP, Triton v2 over gRPC, Prometheus metrics."
+_NOTHING = (None, False, (), "", NO_LIMITS)
+"""Defaults that no help names."""
 _TRUTHS = ("true", "false", "True", "False", "1", "0")
 _EPILOG = """\
 Every option can be set in the environment too, as SLUICE_ and its name: SLUICE_HTTP_PORT=9000,
@@ -169,8 +172,8 @@ def add_options(
 
 def _add_option(section: argparse._ArgumentGroup, declared: Option, default: Any, flag: str) -> None:
     """Add an option. Its values stay text here: `read_config` reads flags and variables by the same rules."""
-    text = declared.help if default in (None, False, ()) else f"{declared.help}. Default: {_format_default(default)}"
-    text = text.replace("%", "%%")
+    shown = format_default(default)
+    text = (f"{declared.help}. Default: {shown}" if shown else declared.help).replace("%", "%%")
     if not flag.startswith("-"):
         section.add_argument(flag, nargs="?", default=None, help=text)
     elif declared.metavar is None:
@@ -184,12 +187,14 @@ def _add_option(section: argparse._ArgumentGroup, declared: Option, default: Any
         )
 
 
-def _format_default(default: Any) -> str:
-    """Return a default as an operator would type it."""
-    if isinstance(default, bool):
+def format_default(default: Any) -> str:
+    """Return a default as an operator would type it; "" for one that is nothing."""
+    if default in _NOTHING:
+        return ""
+    if default is True:
         return "on"
     if isinstance(default, float):
-        return f"{default:g}"
+        return f"{default:.12g}"
     if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
         return f"{default >> 20}M"
     return str(default)

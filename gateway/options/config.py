@@ -37,7 +37,7 @@ from sluice.gateway.options.rag import RagClientOptions, RagOptions
 from sluice.gateway.options.responses import ResponsesOptions
 from sluice.gateway.options.routes import RouteOptions
 from sluice.gateway.options.serving import InstanceOptions, RepositoryOptions, ResponseCacheOptions
-from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.options.streams import ResumeOptions
 from sluice.gateway.options.telemetry import LoggingOptions, MetricsOptions, TraceOptions
 from sluice.gateway.options.tensorrt_llm import TensorRtLlmOptions
 from sluice.gateway.options.tracing import TracingOptions
@@ -59,16 +59,16 @@ class ShutdownOptions:
         30.0,
         seconds(0),
         "SECONDS",
-        "after SIGTERM or Ctrl-C, how long open streams may go on; then each ends with an error event. A second "
-        "signal ends at once. Keep it below what your supervisor waits before it kills",
+        "seconds for which open streams may go on after SIGTERM or Ctrl-C; then each ends with an error event. A "
+        "second signal ends at once. Keep it below what your supervisor waits before it kills",
     )
     heartbeat_timeout_s: float = option(
         "--engine-heartbeat-timeout-secs",
         10.0,
         seconds(1),
         "SECONDS",
-        "an engine that says nothing for this long is killed and replaced. It speaks twice a second when idle and "
-        "after every step, so this must exceed the longest step",
+        "an engine without a heartbeat for this long is killed and replaced. It sends one twice a second when idle "
+        "and after every step, so this must exceed the longest step",
     )
 
 
@@ -91,7 +91,7 @@ class ServeConfig:
     requests: RequestOptions = field(default_factory=RequestOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
     responses: ResponsesOptions = field(default_factory=ResponsesOptions)
-    streams: StreamOptions = field(default_factory=StreamOptions)
+    streams: ResumeOptions = field(default_factory=ResumeOptions)
     grpc: GrpcOptions = field(default_factory=GrpcOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     access: AccessOptions = field(default_factory=AccessOptions)

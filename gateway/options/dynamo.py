@@ -40,8 +40,8 @@ class DynamoOptions:
         "file",
         choice("file", "etcd", "kubernetes", "mem"),
         "PLACE",
-        "where workers register: file, a folder that all processes share (DYN_FILE_KV); etcd; kubernetes; mem, for "
-        "one process alone",
+        "registry of workers: file, a folder that all processes share (DYN_FILE_KV); etcd; kubernetes; mem, for one "
+        "process alone",
         variable="DYN_DISCOVERY_BACKEND",
     )
     request_plane: str = option(
@@ -49,7 +49,7 @@ class DynamoOptions:
         "tcp",
         choice("tcp", "nats"),
         "WAY",
-        "how requests reach the worker: tcp or nats",
+        "transport of requests to the worker: tcp or nats",
         variable="DYN_REQUEST_PLANE",
     )
     event_plane: str = option(
@@ -57,7 +57,7 @@ class DynamoOptions:
         "zmq",
         choice("zmq", "nats"),
         "WAY",
-        "how events of the KV cache and load reach the router: zmq or nats",
+        "transport of events of the KV cache and load to the router: zmq or nats",
         variable="DYN_EVENT_PLANE",
     )
     endpoint_types: str = option(

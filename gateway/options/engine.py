@@ -6,8 +6,7 @@ from itertools import chain
 
 from sluice.engine.config import DTYPE_WORDS, EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
 from sluice.engine.runtimes import BUNDLED, RUNTIMES, choose_runtime
-from sluice.engine.scheduling.chunks import LARGEST_CHUNK
-from sluice.engine.scheduling.policies import POLICIES
+from sluice.engine.scheduling.planner import LARGEST_CHUNK, POLICIES
 from sluice.errors import SluiceError
 from sluice.gateway.options.option import (
     Parse,
@@ -95,16 +94,16 @@ class ModelOptions:
         _DEFAULTS.device,
         choice(*_values("device_names")),
         "DEVICE",
-        "where the torch runtime computes: auto, a GPU where there is one; cuda, which fails without one; cpu",
+        "device of the torch runtime: auto, a GPU where there is one; cuda, which fails without one; cpu",
     )
     task: Task = option(
         "--task",
         _DEFAULTS.task,
         enum_member(Task),
         "TASK",
-        "what MODEL is served for: generate; embed, whose vectors are the model's pooled hidden states "
-        "(/v1/embeddings); or score, for a cross-encoder on vLLM (/v1/score); auto is embed for the checkpoint of a "
-        "sentence-transformers model, and score for one of sequence classification",
+        "task of MODEL: generate; embed, whose vectors are the model's pooled hidden states (/v1/embeddings); or "
+        "score, for a cross-encoder on vLLM (/v1/score); auto is embed for the checkpoint of a sentence-transformers "
+        "model, and score for one of sequence classification",
     )
     tokenizer_path: str | None = option(
         "--tokenizer",
@@ -136,8 +135,8 @@ class ModelOptions:
         None,
         printable_text("a folder"),
         "FOLDER",
-        "folder of what is made once from a model and found again: compressed weights, converted models. It may be "
-        "emptied at any time. Default: ~/.cache/sluice",
+        "folder of files made from models and used again: compressed weights, converted models. It may be emptied at "
+        "any time. Default: ~/.cache/sluice",
     )
 
 
@@ -280,7 +279,7 @@ class CacheOptions:
         None,
         printable_text("an endpoint of ZeroMQ"),
         "ENDPOINT",
-        "where subscribers ask for the last 10,000 batches of events, tcp://*:5558 for example",
+        "address at which subscribers request the last 10,000 batches of events, tcp://*:5558 for example",
     )
     kv_events_topic: str = option(
         "--kv-events-topic",
@@ -302,8 +301,8 @@ class CacheOptions:
         None,
         printable_text("a folder"),
         "FOLDER",
-        "folder of a file for the blocks that --kv-host-cache-bytes gives up. A server that starts again with the same "
-        "model finds them. They hold what was asked and answered: whoever reads the folder can learn it",
+        "folder of a file for the blocks that --kv-host-cache-bytes gives up. A server that starts again with the "
+        "same model finds them. They hold prompts and answers: everyone who can read the folder can recover them",
     )
     kv_disk_cache_bytes: int = option(
         "--kv-disk-cache-bytes",
@@ -323,7 +322,7 @@ class SpeculationOptions:
         _DEFAULTS.speculation,
         enum_member(Speculation),
         "SOURCE",
-        "where draft tokens come from: off; ngram, which copies what followed the same words before (for answers that "
+        "source of draft tokens: off; ngram, which copies what followed the same words before (for answers that "
         "quote their prompt); draft_model, a small model (--draft-model). Greedy answers stay the same",
     )
     num_speculative_tokens: int = option(

@@ -125,7 +125,7 @@ class EngineServerOptions:
         1.0,
         weight,
         "WEIGHT",
-        "with --register: how many requests the engine's version gets, in relation to other versions; 0 for none",
+        "with --register: weight of the engine's version, relative to other versions; 0 gets no requests",
     )
 
     def __post_init__(self) -> None:
@@ -148,7 +148,7 @@ class EngineServerOptions:
             )
 
     def advertised_address(self, endpoint: str) -> str:
-        """Return where gateways reach the engine that listens at `endpoint`."""
+        """Return the address at which gateways reach the engine that listens at `endpoint`."""
         host = self.advertised_host
         if host is None:
             return endpoint

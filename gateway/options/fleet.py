@@ -35,25 +35,25 @@ class FleetOptions:
         0,
         integer(0, 63),
         "N",
-        "of --replicas, how many compute long prompts for the others, which take their KV blocks and generate. Streams "
-        "then do not slow down while long prompts are computed. Engines of --engines say so themselves (sluice engine "
-        "--role prefill). On the runtimes openvino, torch and tensorrt_llm",
+        "number of --replicas that compute long prompts for the others, which take their KV blocks and generate. "
+        "Streams then do not slow down while long prompts are computed. Engines of --engines say so themselves "
+        "(sluice engine --role prefill). On the runtimes openvino, torch and tensorrt_llm",
     )
     prefill_min_tokens: int = option(
         "--prefill-min-tokens",
         MIN_SPLIT_TOKENS,
         integer(1, 1 << 24),
         "TOKENS",
-        "how many tokens of a prompt, without those that are cached, make it long enough for a prefill replica. Fewer "
-        "hand over more prompts, and a short one takes longer that way",
+        "least uncached tokens of a prompt for a prefill replica. Fewer hand over more prompts, and a short one "
+        "takes longer that way",
     )
     router: RoutingPolicy = option(
         "--router",
         RoutingPolicy.PREFIX,
         enum_member(RoutingPolicy),
         "POLICY",
-        "which replica gets a request. prefix: the one that computes its prompt soonest, with what is cached there. "
-        "least-loaded: where the fewest requests are. round-robin: each in turn",
+        "choice of the replica for a request. prefix: the one that computes its prompt soonest, with what is cached "
+        "there. least-loaded: where the fewest requests are. round-robin: each in turn",
     )
     session_bonus_s: float = option(
         "--session-bonus-secs",
@@ -153,11 +153,11 @@ class FleetOptions:
                 raise OptionError(f"--engines: {error.message}") from None
 
     def wake(self) -> WakeSettings | None:
-        """Return how requests are held while there is no engine; None where they are not."""
+        """Return the settings of the queue while there is no engine; None if requests are refused."""
         return WakeSettings(self.wake_timeout_s, self.wake_max_requests) if self.wake_timeout_s else None
 
     def routing(self) -> RouterSettings:
-        """Return how replicas are chosen."""
+        """Return the settings of the choice of replicas."""
         return RouterSettings(
             policy=self.router, session_bonus_s=self.session_bonus_s, session_ttl_s=self.session_ttl_s
         )

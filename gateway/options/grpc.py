@@ -100,14 +100,14 @@ class GrpcOptions:
         7_200_000,
         _MILLISECONDS,
         "MILLISECONDS",
-        "how long a connection may be silent before it is probed with a ping",
+        "seconds of silence after which a connection is probed with a ping",
     )
     keepalive_timeout_ms: int = option(
         "--grpc-keepalive-timeout",
         20_000,
         _MILLISECONDS,
         "MILLISECONDS",
-        "how long the answer to such a ping may take; then the connection is closed",
+        "timeout of the answer to such a ping; then the connection is closed",
     )
     keepalive_permit_without_calls: bool = option(
         "--grpc-keepalive-permit-without-calls", False, truth, _BOOL, "probe connections without a call under way too"
@@ -145,7 +145,7 @@ class GrpcOptions:
         None,
         _MILLISECONDS,
         "MILLISECONDS",
-        "how long the calls of such a connection may go on. Default: no limit",
+        "time for which the calls of such a connection may go on. Default: no limit",
     )
 
     restrictions: tuple[Restriction, ...] = option(

@@ -47,8 +47,8 @@ class HttpOptions:
         1,
         integer(1, 64),
         "N",
-        "gateway processes that share the HTTP port. With several, each answers chats, completions and messages by "
-        "itself, and one host process has the engines and everything else. Each takes some 150 MB and, busy, one core",
+        "gateway processes that share the HTTP port. With several, each is a server with copies of models that keep "
+        "nothing, and one host process has the engines and all else. Each takes some 150 MB and, busy, one core",
     )
     serves_console: bool = option(
         "--allow-console",

@@ -26,7 +26,7 @@ def parse_ledger_place(text: str) -> str:
 
 def re2_pattern(text: str) -> str:
     """Parse a pattern of RE2; its value is the text."""
-    from sluice.gateway.tenancy.ledger.request_log import Redaction  # few servers need RE2 here
+    from sluice.gateway.tenancy.ledger.logs import Redaction  # few servers need RE2 here
 
     try:
         Redaction((text,))
@@ -44,8 +44,8 @@ class LedgerOptions:
         None,
         parse_ledger_place,
         "PATH|URL|none",
-        "where the rows are kept: a SQLite file, or a Postgres database (needs sluice[postgres]). kill -9 costs those "
-        "of the last second. Default: ledger.sqlite in --state-path, with the requests of those who sent a key; if "
+        "store of the rows: a SQLite file, or a Postgres database (needs sluice[postgres]). kill -9 costs those of "
+        "the last second. Default: ledger.sqlite in --state-path, with the requests of those who sent a key; if "
         "given, all requests have a row",
         secret=True,
     )
@@ -61,8 +61,8 @@ class LedgerOptions:
         None,
         printable_text("the path of a file"),
         "FILE",
-        "what a million tokens cost, in JSON or YAML: {MODEL: {prompt: 0.5, cached: 0.1, generated: 1.5}}, where MODEL "
-        "is a glob of models or of model:adapter, and the first that fits counts. Default: all is free",
+        "prices of a million tokens, in JSON or YAML: {MODEL: {prompt: 0.5, cached: 0.1, generated: 1.5}}, where "
+        "MODEL is a glob of models or of model:adapter, and the first that fits counts. Default: all is free",
     )
 
     access_log: str = option(
@@ -70,7 +70,7 @@ class LedgerOptions:
         OFF,
         choice(OFF, TEXT, JSON),
         "off|text|json",
-        "write a line for each request to standard output: who, what, status, bytes, times, tokens",
+        "write a line for each request to standard output: sender, route, status, bytes, times, tokens",
     )
     request_log: str | None = option(
         "--request-log",
@@ -92,7 +92,7 @@ class LedgerOptions:
         (),
         re2_pattern,
         "REGEX",
-        "replace what this pattern (of RE2) finds in the texts of the request log. May be given several times",
+        "replace the matches of this pattern (RE2) in the texts of the request log. May be given several times",
         is_many=True,
         separator="\n",
     )
@@ -111,7 +111,7 @@ class LedgerOptions:
         "most bytes of the request log, in all its files together: a full file is renamed, and the oldest are deleted",
     )
     request_log_max_days: int = option(
-        "--request-log-max-age-days", 30, integer(1, 36_500), "DAYS", "how long its files are kept"
+        "--request-log-max-age-days", 30, integer(1, 36_500), "DAYS", "days for which its files are kept"
     )
 
     def store_place(self, state_folder: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -16,6 +17,7 @@ FAILED, USAGE_ERROR = 1, 2
 """Exit codes of commands, beside 0."""
 Parse = Callable[[str], Any]
 """Parses an option's text into its value. Raises ValueError, whose text says what is allowed."""
+_NUMBER = re.compile(r"(\d+(\.\d*)?|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _SIZE = re.compile(r"(\d+)([KMGT]?)(?:i?B)?", re.ASCII | re.IGNORECASE)
 _SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -36,7 +38,7 @@ def as_option_error() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One field of the configuration: how it is set, and its help.
+    """A field of the configuration: its flag, its parser and its help.
 
     `flag` without dashes is a positional argument. `metavar` None makes a switch. An option that `is_many` may be given
     several times, and in its variable with `separator` between; its value is a tuple.
@@ -105,16 +107,23 @@ def integer(low: int, high: int | None = None) -> Parse:
     return parse
 
 
-def seconds(low: float) -> Parse:
-    """Return a parser of finite seconds of at least `low`."""
-    allowed = f"a number of seconds of at least {low:g}"
+def number(low: float, high: float | None = None, unit: str = "", *, is_above: bool = False) -> Parse:
+    """Return a parser of finite decimal numbers of at least `low`, or above it, and at most `high`."""
+    least = f"above {low:g}" if is_above else f"of at least {low:g}"
+    allowed = f"a number{unit and f' of {unit}'} {least}" + ("" if high is None else f", at most {high:g}")
 
     def parse(text: str) -> float:
-        if not re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII) or float(text) < low:
+        value = float(text) if _NUMBER.fullmatch(text) else math.inf
+        if value == math.inf or value < low or (is_above and value == low) or (high is not None and value > high):
             raise ValueError(allowed)
-        return float(text)
+        return value
 
     return parse
+
+
+def seconds(low: float) -> Parse:
+    """Return a parser of finite seconds of at least `low`."""
+    return number(low, unit="seconds")
 
 
 def size(low: int) -> Parse:

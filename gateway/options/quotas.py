@@ -47,7 +47,7 @@ class QuotaOptions:
         MEMORY,
         quota_store,
         "memory|URL",
-        "where use is counted: in the memory of this server, or in a Redis (6.2 or later) that gateways share",
+        "store of the usage: the memory of this server, or a Redis (6.2 or later) that gateways share",
         secret=True,
     )
     default_limits: QuotaLimits = option(

@@ -30,7 +30,7 @@ class RagOptions:
         None,
         printable_text("the path of a file, or postgresql://USER:PASSWORD@HOST:PORT/DATABASE"),
         "PATH|URL",
-        "where documents, their text and vectors are kept: a SQLite file, or a Postgres with pgvector, which several "
+        "store of documents, their text and vectors: a SQLite file, or a Postgres with pgvector, which several "
         "servers may share. Default: sluice/rag.sqlite in $XDG_DATA_HOME or ~/.local/share",
         secret=True,
     )
@@ -39,7 +39,7 @@ class RagOptions:
         None,
         printable_text("the path of a folder"),
         "PATH",
-        "where sluice/rag.sqlite and sluice/state lie unless --rag-store and --state-path say otherwise",
+        "folder of sluice/rag.sqlite and sluice/state unless --rag-store and --state-path say otherwise",
         variable="XDG_DATA_HOME",
     )
     encoder: str = option(
@@ -61,7 +61,7 @@ class RagOptions:
         24,
         integer(0, 4096),
         "COUNT",
-        "tokens that neighbouring chunks share, so that no sentence loses what stands before it",
+        "tokens that neighbouring chunks share, so that no sentence loses its context",
     )
     max_document_bytes: int = option(
         "--rag-max-document-size",
@@ -124,13 +124,7 @@ def parse_header_text(text: str) -> str:
 class RagClientOptions:
     """The server"""
 
-    url: str = option(
-        "--url",
-        "http://127.0.0.1:8000",
-        parse_web_address,
-        "URL",
-        "the server's address. Default: http://127.0.0.1:8000",
-    )
+    url: str = option("--url", "http://127.0.0.1:8000", parse_web_address, "URL", "the server's address")
     api_key: str | None = option(
         "--api-key",
         None,

@@ -32,8 +32,8 @@ class ResponsesOptions:
         None,
         parse_store_place,
         "PATH|URL|none",
-        "where responses and conversations are kept: a SQLite file, or a Redis that gateways share; none keeps "
-        "nothing. Default: responses.sqlite in --state-path",
+        "store of responses and conversations: a SQLite file, or a Redis that gateways share; none keeps nothing. "
+        "Default: responses.sqlite in --state-path",
         secret=True,
     )
     ttl_s: float = option(
@@ -41,7 +41,7 @@ class ResponsesOptions:
         30 * 86_400.0,
         seconds(1),
         "SECONDS",
-        "how long a response or a conversation is kept after its last change",
+        "time for which a response or a conversation is kept after its last change",
     )
     max_records: int = option(
         "--responses-max-count",

@@ -89,8 +89,8 @@ class RepositoryOptions:
         15.0,
         _poll_seconds,
         "SECONDS",
-        "how often the folders are looked at in poll mode; 0 is at the start only. A change is taken up when two looks "
-        "saw the same, so that nothing half copied is served",
+        "seconds between two looks at the folders in poll mode; 0 looks at the start only. A change is taken up when "
+        "two looks saw the same, so that nothing half copied is served",
     )
     config_name: str = option(
         "--model-config-name",
@@ -150,18 +150,18 @@ class RepositoryOptions:
         4,
         integer(1),
         "COUNT",
-        "how many versions load at a time. More shorten the start, and take memory and processors meanwhile",
+        "most versions that load at a time. More shorten the start, and take memory and processors meanwhile",
     )
     num_load_retries: int = option(
-        "--model-load-retry-count", 0, integer(0), "COUNT", "how often a load that fails is tried again"
+        "--model-load-retry-count", 0, integer(0), "COUNT", "most retries of a load that fails"
     )
     cache_path: str | None = option(
         "--repository-cache-path",
         None,
         printable_text("the path of a folder"),
         "PATH",
-        "where models of remote stores are kept, so that the next start downloads only what has changed. Default: a "
-        "temporary folder",
+        "folder of the models of remote stores, so that the next start downloads only changes. Default: a temporary "
+        "folder",
     )
     exits_on_error: bool = option(
         "--exit-on-error",
@@ -206,8 +206,8 @@ class InstanceOptions:
         (),
         printable_text("NAME:COUNT or NAME:COUNT:DEVICE, such as memory:4"),
         "NAME:COUNT[:DEVICE]",
-        "how much there is of a resource, in all or on one device. Where none is given, the most that any instance "
-        "asks for. May be given several times",
+        "amount of a resource, in all or on one device. Where none is given, the most that any instance asks for. "
+        "May be given several times",
         is_many=True,
     )
     host_policies: tuple[str, ...] = option(
@@ -238,7 +238,7 @@ class ResponseCacheOptions:
         separator=";",
     )
     byte_size: int | None = option(
-        "--response-cache-byte-size", None, size(0), "SIZE", "the old way to say --cache-config local,size=SIZE"
+        "--response-cache-byte-size", None, size(0), "SIZE", "older form of --cache-config local,size=SIZE"
     )
     redis_user: str | None = option(
         "--cache-redis-username",

@@ -7,7 +7,7 @@ from sluice.gateway.options.quotas import MEMORY, quota_store
 
 
 @dataclass(frozen=True, slots=True)
-class StreamOptions:
+class ResumeOptions:
     """Resumable streams and idempotency keys"""
 
     resume_s: float = option(
@@ -24,16 +24,16 @@ class StreamOptions:
         600.0,
         seconds(0),
         "SECONDS",
-        "how long the answer to a request with an Idempotency-Key is kept for the same request to come again, and how "
-        "long such a request goes on without its client; 0 ignores the header",
+        "time for which the answer to a request with an Idempotency-Key is kept, and for which such a request goes "
+        "on without its client; 0 ignores the header",
     )
     store: str = option(
         "--stream-store",
         MEMORY,
         quota_store,
         "memory|URL",
-        "where these are kept: in the memory of this server, or also in a Redis (6.2 or later) that gateways share, so "
-        "that each can go on with the streams of another",
+        "store of these: the memory of this server, or also a Redis (6.2 or later) that gateways share, so that each "
+        "can go on with the streams of another",
         secret=True,
     )
     max_bytes: int = option(
@@ -56,8 +56,8 @@ class StreamOptions:
         4 << 20,
         size(64 << 10),
         "SIZE",
-        "most bytes of kept events of one stream; past that its first events are dropped, and a client that wants them "
-        "is told so",
+        "most bytes of kept events of one stream; past that its first events are dropped, and a client that wants "
+        "them gets an error",
     )
 
     @property

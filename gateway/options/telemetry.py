@@ -43,7 +43,8 @@ DEFAULT_QUANTILES = (
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Which families the page shows. `interval_s` is the longest age of values of the machine and its GPUs."""
+    """Selects the families of the metrics page. `interval_s` is the longest age of values of the machine and its
+    GPUs."""
 
     is_allowed: bool = True
     allows_cpu: bool = True
@@ -74,17 +75,17 @@ class LoggingOptions:
         "debug, info, warning or error",
     )
     verbose: int = option(
-        "--log-verbose", 0, _verbose_level, "LEVEL", "tritonserver's way to ask for debug: any level above 0"
+        "--log-verbose", 0, _verbose_level, "LEVEL", "tritonserver's form of --log-level debug: any level above 0"
     )
-    has_info: bool | None = option("--log-info", None, truth, _BOOL, "whether lines of that level are logged")
-    has_warning: bool | None = option("--log-warning", None, truth, _BOOL, "whether lines of that level are logged")
-    has_error: bool | None = option("--log-error", None, truth, _BOOL, "whether lines of that level are logged")
+    has_info: bool | None = option("--log-info", None, truth, _BOOL, "log lines of that level")
+    has_warning: bool | None = option("--log-warning", None, truth, _BOOL, "log lines of that level")
+    has_error: bool | None = option("--log-error", None, truth, _BOOL, "log lines of that level")
     time_format: str = option(
         "--log-format",
         "default",
         choice("default", "ISO8601", JSON),
         "FORMAT",
-        "how lines are written: default, ISO8601 (its times) or json (an object a line)",
+        "format of lines: default, ISO8601 (its times) or json (an object a line)",
     )
     file: str = option(
         "--log-file",
@@ -140,7 +141,7 @@ class MetricsOptions:
     )
     is_allowed: bool = option("--allow-metrics", True, truth, _BOOL, "serve metrics at all")
     allows_cpu: bool = option("--allow-cpu-metrics", True, truth, _BOOL, "show the machine's processors and memory")
-    allows_gpu: bool = option("--allow-gpu-metrics", True, truth, _BOOL, "show GPUs, where there are any")
+    allows_gpu: bool = option("--allow-gpu-metrics", True, truth, _BOOL, "show the machine's GPUs")
     interval_ms: int = option(
         "--metrics-interval-ms",
         2000,
@@ -187,10 +188,10 @@ class MetricsOptions:
         "grpc",
         choice("grpc", "http"),
         "PROTOCOL",
-        "how they are pushed: grpc, or http (protobuf, to URL/v1/metrics where the URL has no path)",
+        "protocol of the push: grpc, or http (protobuf, to URL/v1/metrics where the URL has no path)",
     )
     otlp_interval_s: float = option(
-        "--otlp-metrics-interval-secs", 60.0, seconds(0.1), "SECONDS", "how often they are pushed"
+        "--otlp-metrics-interval-secs", 60.0, seconds(0.1), "SECONDS", "seconds between two pushes"
     )
 
     def __post_init__(self) -> None:

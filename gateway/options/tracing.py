@@ -78,6 +78,6 @@ class TracingOptions:
         256,
         integer(0),
         "N",
-        "Keep where the time of the last N requests to language models went, for GET /v1/requests/ID/timeline. About "
-        "10 KB each; 0 keeps none",
+        "Keep the timelines of the last N requests to language models, for GET /v1/requests/ID/timeline. About 10 KB "
+        "each; 0 keeps none",
     )

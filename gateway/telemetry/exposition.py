@@ -15,7 +15,7 @@ from prometheus_client.core import Exemplar, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.samples import Sample
 
-from sluice.gateway.telemetry.buckets import BucketFamily, ValueFamily, bound_texts
+from sluice.gateway.telemetry.families import BucketFamily, ValueFamily, bound_texts
 from sluice.record.histogram import Histogram
 
 Encode = Callable[[CollectorRegistry], bytes]

@@ -1,63 +1,80 @@
 """The gateway's own counts, as Prometheus families. docs/metrics.md explains each to an operator.
 
-All are plain numbers (`tallies.py`), turned into families at each scrape. They belong to the event loop's thread, the
+All are plain numbers (`record.py`), turned into families at each scrape. They belong to the event loop's thread, the
 scrape too.
 """
 
+import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
-from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from sluice.gateway.options.goodput import GoodputTargets
-from sluice.gateway.telemetry.buckets import BucketFamily, ValueFamily
-from sluice.gateway.telemetry.families import GAUGE
-from sluice.gateway.telemetry.record import RequestRecord
-from sluice.gateway.telemetry.tallies import HISTOGRAMS, RequestTally
+from sluice.gateway.telemetry.families import (
+    GAUGE,
+    BucketFamily,
+    Declared,
+    DeclaredParts,
+    Row,
+    read_families,
+    read_parts,
+    value_family,
+)
+from sluice.gateway.telemetry.record import OTHER, OpenAdapters, RequestRecord, RequestTally
 from sluice.record.histogram import Histogram
 
-OTHER = "other"
-"""The name of models and adapters that are too many to be named."""
 MAX_MODELS = 1000
-MAX_ADAPTERS = 100
-"""Most models, and most adapters, that labels name: those that came first. Their names may come from clients."""
-
-
-class _Declared(NamedTuple):
-    """A family of one histogram of the tallies."""
-
-    name: str
-    text: str
-    attribute: str
+"""Most models that labels name: those that came first. Their names may come from clients."""
+PROBE_S = 0.2
+"""Seconds between two looks at how late the event loop is; a look takes some ten microseconds."""
 
 
 _DISTRIBUTIONS = (
-    _Declared(
+    (
         "sluice_time_to_first_token_seconds",
         "From taking a request to its first token: tokenizing, queueing and prefill.",
         "time_to_first_token",
     ),
-    _Declared(
+    (
         "sluice_time_per_output_token_seconds",
         "Mean time of each token after the first, of answered requests.",
         "time_per_output_token",
     ),
-    _Declared(
-        "sluice_request_duration_seconds", "From taking a request to its end, however it ended.", "request_duration"
-    ),
-    _Declared(
-        "sluice_inter_token_latency_seconds", "Gap between successive events of a request.", "inter_token_latency"
-    ),
-    _Declared(
-        "sluice_request_decode_seconds", "From the first token to the last, of answered requests.", "decode_duration"
-    ),
-    _Declared("sluice_request_prompt_tokens", "Tokens of the prompts of answered requests.", "prompt_length"),
-    _Declared("sluice_request_generation_tokens", "Tokens of answers.", "output_length"),
-    _Declared("sluice_request_max_tokens", "Most tokens that requests allow their answers.", "max_tokens"),
+    ("sluice_request_duration_seconds", "From taking a request to its end, however it ended.", "request_duration"),
+    ("sluice_inter_token_latency_seconds", "Gap between successive events of a request.", "inter_token_latency"),
+    ("sluice_request_decode_seconds", "From the first token to the last, of answered requests.", "decode_duration"),
+    ("sluice_request_prompt_tokens", "Tokens of the prompts of answered requests.", "prompt_length"),
+    ("sluice_request_generation_tokens", "Tokens of answers.", "output_length"),
+    ("sluice_request_max_tokens", "Most tokens that requests allow their answers.", "max_tokens"),
+)
+"""Families of the distributions of tallies: names, texts, and the attributes of `RequestTally`."""
+_EMPTY = RequestTally()
+_SUMS: tuple[Declared[list[RequestTally]], ...] = (
+    ("sluice_prompt_tokens", "Prompt tokens of answered requests.", lambda each: sum(t.prompt_tokens for t in each)),
+    ("sluice_generation_tokens", "Tokens sent to clients.", lambda each: sum(t.generation_tokens for t in each)),
+)
+_OPEN: Declared[RequestTally] = (
+    "sluice_open_requests",
+    "Requests that have reached a model and not ended.",
+    lambda tally: tally.num_open,
+)
+_TOKENS: DeclaredParts[RequestTally] = (
+    "counter",
+    "sluice_tokens",
+    "Tokens by kind: of answered prompts (prompt) and of those found in a cache (cached), sent to clients "
+    "(generation), and of those in answers that were cut off (aborted).",
+    "kind",
+    {
+        "prompt": lambda tally: tally.prompt_tokens,
+        "cached": lambda tally: tally.cached_tokens,
+        "generation": lambda tally: tally.generation_tokens,
+        "aborted": lambda tally: tally.aborted_tokens,
+    },
 )
 
 
@@ -67,7 +84,7 @@ class GatewayMetrics(Collector):
     def __init__(self, clock: Callable[[], float] = perf_counter, targets: GoodputTargets | None = None) -> None:
         self.clock = clock
         self.registry = CollectorRegistry(auto_describe=False)
-        self.tallies: dict[tuple[str, str], RequestTally] = {}
+        self.tallies: dict[Row, RequestTally] = {}
         """Tallies by model and protocol."""
         self._targets = targets
         self._models: set[str] = set()
@@ -95,131 +112,114 @@ class GatewayMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Return the families of the plain numbers."""
-        responses = CounterMetricFamily(
+        by_model: dict[Row, list[RequestTally]] = {}
+        for (model, _), tally in self.tallies.items():
+            by_model.setdefault((model,), []).append(tally)
+        yield from self._model_families(by_model)
+        yield from self._protocol_families(self.tallies)
+        yield value_family(
+            "sluice_adapter_requests",
+            "Open requests of a LoRA adapter: waiting for their first token, or running. 100 adapters are named.",
+            GAUGE,
+            ("model", "adapter", "state"),
+            self._adapters.counts.items(),
+        )
+        yield value_family(
             "sluice_http_responses",
             "HTTP answers by protocol and status, refused ones included.",
-            labels=("protocol", "status"),
+            "counter",
+            ("protocol", "status"),
+            (((protocol, str(status)), count) for (protocol, status), count in self._responses.items()),
         )
-        for (protocol, status), count in self._responses.items():
-            responses.add_metric((protocol, str(status)), count)
-        return *self._model_families(), *self._protocol_families(), self._adapters.family(), responses
 
-    def _model_families(self) -> Iterable[Metric]:
-        tallies: dict[str, list[RequestTally]] = {}
-        for (model, _), tally in self.tallies.items():
-            tallies.setdefault(model, []).append(tally)
-        yield _counts(
-            "sluice_finished_requests",
-            "Ended requests, by finish reason: stop, length, cancelled or error.",
-            "reason",
-            {model: [tally.finishes for tally in each] for model, each in tallies.items()},
-        )
-        yield from self._goodput(tallies)
-        prompt = ValueFamily("sluice_prompt_tokens", "Prompt tokens of answered requests.", "counter", ("model",))
-        generated = ValueFamily("sluice_generation_tokens", "Tokens sent to clients.", "counter", ("model",))
-        for model, each in tallies.items():
-            prompt.add((model,), float(sum(tally.prompt_tokens for tally in each)))
-            generated.add((model,), float(sum(tally.generation_tokens for tally in each)))
-        yield prompt
-        yield generated
-        for declared in _DISTRIBUTIONS:
-            yield _distribution(declared, tallies)
-
-    def _goodput(self, tallies: Mapping[str, Sequence[RequestTally]]) -> Iterable[Metric]:
-        """Yield the families of goodput; without targets they are empty."""
+    def _model_families(self, tallies: Mapping[Row, list[RequestTally]]) -> Iterable[Metric]:
+        """Yield the families by model; those of goodput are empty without targets."""
         judged = tallies if self._targets is not None else {}
-        yield _counts(
-            "sluice_goodput_requests",
-            "Requests by whether they met every target of --slo: met or missed. The server's failures missed them.",
-            "result",
-            {model: [tally.goodput for tally in each] for model, each in judged.items()},
-        )
-        yield _counts(
-            "sluice_goodput_misses",
-            "Targets that requests missed: ttft, itl, tpot, e2e, or error for a failure of the server.",
-            "target",
-            {model: [tally.misses for tally in each] for model, each in judged.items()},
-        )
+        text = "Ended requests, by finish reason: stop, length, cancelled or error."
+        yield _counts("sluice_finished_requests", text, "reason", "finishes", tallies)
+        text = "Requests by whether they met every target of --slo: met or missed. The server's failures missed them."
+        yield _counts("sluice_goodput_requests", text, "result", "goodput", judged)
+        text = "Targets that requests missed: ttft, itl, tpot, e2e, or error for a failure of the server."
+        yield _counts("sluice_goodput_misses", text, "target", "misses", judged)
+        yield from read_families("counter", _SUMS, ("model",), tallies)
+        for declared in _DISTRIBUTIONS:
+            yield _distribution(*declared, tallies)
 
-    def _protocol_families(self) -> Iterable[Metric]:
+    def _protocol_families(self, tallies: Mapping[Row, RequestTally]) -> Iterable[Metric]:
         labels = ("model", "protocol")
-        requests = ValueFamily(
+        yield value_family(
             "sluice_requests",
             "Requests that reached a model, by how they ended: ok, cancelled, or an error code.",
             "counter",
             (*labels, "outcome"),
+            (((*row, outcome), count) for row, tally in tallies.items() for outcome, count in tally.outcomes.items()),
         )
-        tokens = ValueFamily(
-            "sluice_tokens",
-            "Tokens by kind: of answered prompts (prompt) and of those found in a cache (cached), sent to clients "
-            "(generation), and of those in answers that were cut off (aborted).",
-            "counter",
-            (*labels, "kind"),
-        )
-        text = "Requests that have reached a model and not ended."
-        open_requests = ValueFamily("sluice_open_requests", text, GAUGE, labels)
-        for key, tally in self.tallies.items():
-            for outcome, count in tally.outcomes.items():
-                requests.add((*key, outcome), float(count))
-            for kind, value in _tokens_by_kind(tally).items():
-                tokens.add((*key, kind), float(value))
-            open_requests.add(key, float(tally.num_open))
-        return requests, tokens, open_requests
+        yield from read_parts((_TOKENS,), tallies, labels)
+        yield from read_families(GAUGE, (_OPEN,), labels, tallies)
 
 
-class OpenAdapters:
-    """The open requests of each LoRA adapter, by whether they have a token yet."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[str, str, str]] = Counter()
-        self._names: set[tuple[str, str]] = set()
-
-    def move(self, model: str, adapter: str, before: str, now: str) -> None:
-        if len(self._names) < MAX_ADAPTERS:
-            self._names.add((model, adapter))
-        name = adapter if (model, adapter) in self._names else OTHER
-        for state, change in ((before, -1), (now, 1)):
-            if state:
-                self._counts[model, name, state] += change
-
-    def family(self) -> Metric:
-        family = GaugeMetricFamily(
-            "sluice_adapter_requests",
-            "Open requests of a LoRA adapter: waiting for their first token, or running. 100 adapters are named.",
-            labels=("model", "adapter", "state"),
-        )
-        for labels, count in self._counts.items():
-            family.add_metric(labels, count)
-        return family
-
-
-def _tokens_by_kind(tally: RequestTally) -> dict[str, int]:
-    return {
-        "prompt": tally.prompt_tokens,
-        "cached": tally.cached_tokens,
-        "generation": tally.generation_tokens,
-        "aborted": tally.aborted_tokens,
-    }
-
-
-def _distribution(declared: _Declared, tallies: Mapping[str, Sequence[RequestTally]]) -> Metric:
+def _distribution(name: str, text: str, attribute: str, tallies: Mapping[Row, Sequence[RequestTally]]) -> Metric:
     """Return a family with the series of each model that has counted anything, in all protocols."""
-    family = BucketFamily(declared.name, declared.text, HISTOGRAMS[declared.attribute], ("model",))
-    for model, each in tallies.items():
-        first, *others = (getattr(tally, declared.attribute) for tally in each)
+    family = BucketFamily(name, text, getattr(_EMPTY, attribute).bounds, ("model",))
+    for row, each in tallies.items():
+        first, *others = (getattr(tally, attribute) for tally in each)
         counted: Histogram = first.merged(others) if others else first
         if any(counted.counts):
-            family.add((model,), counted)
+            family.add(row, counted)
     return family
 
 
-def _counts(name: str, text: str, label: str, counts: Mapping[str, Iterable[Mapping[str, int]]]) -> Metric:
-    family = ValueFamily(name, text, "counter", ("model", label))
-    for model, parts in counts.items():
-        sums: dict[str, int] = {}
-        for part in parts:
-            for value, count in part.items():
-                sums[value] = sums.get(value, 0) + count
-        for value, count in sums.items():
-            family.add((model, value), float(count))
-    return family
+def _counts(name: str, text: str, label: str, attribute: str, tallies: Mapping[Row, Sequence[RequestTally]]) -> Metric:
+    """Return a family with the sums of each model's counters."""
+    rows: list[tuple[Row, float]] = []
+    for row, each in tallies.items():
+        sums = Counter[str]()
+        for tally in each:
+            sums.update(getattr(tally, attribute))
+        rows += [((*row, value), count) for value, count in sums.items()]
+    return value_family(name, text, "counter", ("model", label), rows)
+
+
+# -- the event loop, which everything but the engines' steps goes through
+
+
+class EventLoopMonitor(Collector):
+    """Measures one event loop: the processor's time of its thread, and how late a timer of it fires. Belongs to that
+    loop's thread, the scrape too."""
+
+    def __init__(self, process: str) -> None:
+        """`process` is the label of the samples: "gateway", or "worker-N"."""
+        self._process = process
+        self._lag_s = 0.0
+        self._num_probes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to look, on the running event loop."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(PROBE_S, self._probe, loop, loop.time() + PROBE_S)
+
+    async def close(self) -> None:
+        """Look no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _probe(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        now = loop.time()
+        self._lag_s += max(0.0, now - due)
+        self._num_probes += 1
+        self._timer = loop.call_later(PROBE_S, self._probe, loop, now + PROBE_S)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families of this process."""
+        busy = CounterMetricFamily(
+            "sluice_event_loop_cpu_seconds",
+            "Processor time of the thread that all requests of a process (gateway, worker-N) go through.",
+            labels=("process",),
+        )
+        busy.add_metric((self._process,), time.thread_time())
+        lag = SummaryMetricFamily(
+            "sluice_event_loop_lag_seconds", "How late that thread comes to work that is due.", labels=("process",)
+        )
+        lag.add_metric((self._process,), self._num_probes, self._lag_s)
+        return busy, lag

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
-from typing import Protocol
+from operator import sub
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from opentelemetry.sdk.metrics.export import (
     Gauge,
     HistogramDataPoint,
     Metric,
+    MetricExporter,
     MetricExportResult,
     MetricsData,
     NumberDataPoint,
@@ -33,9 +35,9 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVI
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric as Family
 
-from sluice.gateway.telemetry.buckets import BucketFamily
-from sluice.gateway.telemetry.genai import GenAiFamily, genai_families
+from sluice.gateway.telemetry.families import BucketFamily, Row
 from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.record import RequestTally
 from sluice.record.histogram import Histogram
 
 log = logging.getLogger(__name__)
@@ -43,16 +45,14 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 10.0
 _OURS = "sluice_"
 _NS = 1_000_000_000
+_CHATS = ("openai_chat", "anthropic_messages", "ollama_chat", "rag")
+"""Protocols whose operation is a chat; that of others is the completion of a text."""
+Tallies = Mapping[Row, RequestTally]
+"""Tallies by model and protocol."""
+Attributes = dict[str, str]
 
 
-class Exporter(Protocol):
-    """An exporter of the library."""
-
-    def export(self, metrics_data: MetricsData, timeout_millis: float = ...) -> MetricExportResult: ...
-    def shutdown(self, timeout_millis: float = ...) -> None: ...
-
-
-def open_exporter(endpoint: str, protocol: str) -> Exporter:
+def open_exporter(endpoint: str, protocol: str) -> MetricExporter:
     """Return the exporter to a collector at `endpoint`, over `protocol`: grpc or http."""
     if protocol == "http":
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
@@ -70,7 +70,7 @@ class OtlpPush:
     It belongs to the event loop, whose counts it reads; the exporter sends in a thread.
     """
 
-    def __init__(self, metrics: GatewayMetrics, process: str, exporter: Exporter, interval_s: float) -> None:
+    def __init__(self, metrics: GatewayMetrics, process: str, exporter: MetricExporter, interval_s: float) -> None:
         """`process` is "gateway" or "worker-N"."""
         self._metrics = metrics
         self._exporter = exporter
@@ -137,7 +137,7 @@ class _Points:
     def __init__(self, started_ns: int, now_ns: int) -> None:
         self._times = started_ns, now_ns
 
-    def genai(self, found: GenAiFamily) -> Metric:
+    def genai(self, found: "GenAiFamily") -> Metric:
         points = [self._histogram_point(*series) for series in found.series]
         return Metric(found.name, found.text, found.unit, HistogramPoints(points, AggregationTemporality.CUMULATIVE))
 
@@ -192,3 +192,71 @@ def _ids(labels: Mapping[str, str]) -> tuple[int, int]:
 
 def _numbers(points: list[NumberDataPoint], *, is_counter: bool) -> Sum | Gauge:
     return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if is_counter else Gauge(points)
+
+
+# -- the metrics of the GenAI conventions, from the gateway's tallies
+
+
+class GenAiFamily(NamedTuple):
+    """A histogram of the conventions, with its series."""
+
+    name: str
+    text: str
+    unit: str
+    series: list[tuple[Attributes, Histogram]]
+
+
+def genai_families(tallies: Tallies) -> Iterator[GenAiFamily]:
+    """Yield the histograms of what the gateway has counted; their buckets are those of `sluice_*`."""
+    found = {_attributes(*key): tally for key, tally in tallies.items()}
+    yield GenAiFamily(
+        "gen_ai.server.request.duration",
+        "Generative AI server request duration such as time-to-last byte or last output token.",
+        "s",
+        [series for key, tally in found.items() for series in _durations(dict(key), tally)],
+    )
+    yield GenAiFamily(
+        "gen_ai.server.time_to_first_token",
+        "Time to generate first token for successful responses.",
+        "s",
+        [(dict(key), tally.time_to_first_token) for key, tally in found.items()],
+    )
+    yield GenAiFamily(
+        "gen_ai.server.time_per_output_token",
+        "Time per output token generated after the first token for successful responses.",
+        "s",
+        [(dict(key), tally.time_per_output_token) for key, tally in found.items()],
+    )
+    yield GenAiFamily(
+        "gen_ai.client.token.usage",
+        "Number of input and output tokens used.",
+        "{token}",
+        [series for key, tally in found.items() for series in _usage(dict(key), tally)],
+    )
+
+
+def _attributes(model: str, protocol: str) -> tuple[tuple[str, str], ...]:
+    operation = "chat" if protocol in _CHATS else "text_completion"
+    return (
+        ("gen_ai.operation.name", operation),
+        ("gen_ai.provider.name", "sluice"),
+        ("gen_ai.request.model", model),
+        ("gen_ai.response.model", model),
+        ("sluice.protocol", protocol),
+    )
+
+
+def _durations(attributes: Attributes, tally: RequestTally) -> Iterable[tuple[Attributes, Histogram]]:
+    """Yield the durations of requests that succeeded, and by error those of requests that did not."""
+    succeeded = tally.request_duration.merged(())
+    for failed in tally.failed_durations.values():
+        succeeded.counts = list(map(sub, succeeded.counts, failed.counts))
+        succeeded.total -= failed.total
+    yield attributes, succeeded
+    for outcome, failed in tally.failed_durations.items():
+        yield {**attributes, "error.type": outcome}, failed
+
+
+def _usage(attributes: Attributes, tally: RequestTally) -> Iterable[tuple[Attributes, Histogram]]:
+    yield {**attributes, "gen_ai.token.type": "input"}, tally.prompt_length
+    yield {**attributes, "gen_ai.token.type": "output"}, tally.output_length

@@ -1,7 +1,7 @@
 """The replicas of models as Prometheus families, and how close a model is to needing more of them."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil, inf
 from time import monotonic
 
@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 
 from sluice.engine.client.base import Replica
 from sluice.engine.fleet.client import Engine
-from sluice.gateway.telemetry.handover import collect_splits
+from sluice.engine.fleet.handover import HandoverOutcome, PromptHandover, SplitReason
+from sluice.gateway.telemetry.families import GAUGE, Declared, Row, read_families
 from sluice.pipelines.llm.text import LlmText
 
 WINDOW_S = 60.0
@@ -23,33 +24,52 @@ LEAST_PRESSURE = 0.01
 """The pressure on engines that have worked within `WINDOW_S`, so that 0 means that none is needed."""
 _LABELS = ("model", "replica")
 
-Read = Callable[[Replica], float]
-_GAUGES: tuple[tuple[str, str, Read], ...] = (
-    ("up", "1 while the replica takes requests.", lambda r: r.engine.is_serving and not r.is_leaving),
-    ("sequences_running", "Sequences that run in the replica.", lambda r: r.engine.stats.num_running),
-    ("sequences_waiting", "Requests that wait in the replica.", lambda r: r.engine.stats.num_waiting),
-    ("kv_blocks_used", "KV blocks that hold tokens of running sequences.", lambda r: r.engine.stats.num_blocks_used),
-    ("kv_blocks_reserved", "KV blocks that those may come to need.", lambda r: r.engine.stats.num_blocks_reserved),
-    ("kv_blocks_free", "KV blocks that no sequence holds.", lambda r: r.engine.stats.num_blocks_free),
+_GAUGES: tuple[Declared[Replica], ...] = (
+    ("sluice_replica_up", "1 while the replica takes requests.", lambda r: r.engine.is_serving and not r.is_leaving),
+    ("sluice_replica_sequences_running", "Sequences that run in the replica.", lambda r: r.engine.stats.num_running),
+    ("sluice_replica_sequences_waiting", "Requests that wait in the replica.", lambda r: r.engine.stats.num_waiting),
     (
-        "predicted_wait_seconds",
+        "sluice_replica_kv_blocks_used",
+        "KV blocks that hold tokens of running sequences.",
+        lambda r: r.engine.stats.num_blocks_used,
+    ),
+    (
+        "sluice_replica_kv_blocks_reserved",
+        "KV blocks that those may come to need.",
+        lambda r: r.engine.stats.num_blocks_reserved,
+    ),
+    ("sluice_replica_kv_blocks_free", "KV blocks that no sequence holds.", lambda r: r.engine.stats.num_blocks_free),
+    (
+        "sluice_replica_predicted_wait_seconds",
         "How long a request that came to the replica now is thought to wait.",
         lambda r: r.engine.stats.predicted_wait_s,
     ),
-    ("heartbeat_age_seconds", "Time since the replica last spoke.", lambda r: r.engine.heartbeat_age_s()),
-)
-_COUNTERS: tuple[tuple[str, str, Read], ...] = (
     (
-        "cached_tokens",
+        "sluice_replica_heartbeat_age_seconds",
+        "Time since the replica last spoke.",
+        lambda r: r.engine.heartbeat_age_s(),
+    ),
+)
+_COUNTERS: tuple[Declared[Replica], ...] = (
+    (
+        "sluice_replica_cached_tokens",
         "Prompt tokens that the replica found in its cache.",
         lambda r: r.engine.stats.cached_tokens_total,
     ),
-    ("restarts", "Engines started in place of a lost one.", lambda r: r.engine.recoveries.num_restarts),
+    ("sluice_replica_restarts", "Engines started in place of a lost one.", lambda r: r.engine.recoveries.num_restarts),
 )
-_ROUTING: tuple[tuple[str, str, Read], ...] = (
-    ("requests_routed", "Requests that were sent to the replica.", lambda r: r.num_routed),
-    ("prompts", "Prompts that were sent to the replica for another one to go on with.", lambda r: r.num_prefilled),
-    ("migrations", "Streams that go on in the replica after another was lost or left.", lambda r: r.num_adopted),
+_ROUTING: tuple[Declared[Replica], ...] = (
+    ("sluice_replica_requests_routed", "Requests that were sent to the replica.", lambda r: r.num_routed),
+    (
+        "sluice_replica_prompts",
+        "Prompts that were sent to the replica for another one to go on with.",
+        lambda r: r.num_prefilled,
+    ),
+    (
+        "sluice_replica_migrations",
+        "Streams that go on in the replica after another was lost or left.",
+        lambda r: r.num_adopted,
+    ),
 )
 
 LanguageModels = Callable[[], Sequence[LlmText]]
@@ -63,7 +83,7 @@ class RoutingCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         models = self._models()
-        yield from _families(CounterMetricFamily, _ROUTING, _replicas(models))
+        yield from read_families("counter", _ROUTING, _LABELS, _replicas(models))
         yield from collect_splits({m.name: m.engine.handover for m in models if m.engine.handover is not None})
 
 
@@ -77,8 +97,8 @@ class ReplicaCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         models = self._models()
         replicas = _replicas(models)
-        yield from _families(GaugeMetricFamily, _GAUGES, replicas)
-        yield from _families(CounterMetricFamily, _COUNTERS, replicas)
+        yield from read_families(GAUGE, _GAUGES, _LABELS, replicas)
+        yield from read_families("counter", _COUNTERS, _LABELS, replicas)
         text = "How loaded a model is: 1 at the target of the wait, or at nine tenths of the KV blocks reserved."
         family = GaugeMetricFamily("sluice_scale_pressure", text, labels=("model",))
         for model in models:
@@ -161,19 +181,28 @@ def _state(replica: Replica) -> str:
     return "takes no new requests" if replica.is_leaving else ""
 
 
-def _replicas(models: Iterable[LlmText]) -> list[tuple[str, Replica]]:
-    """Return the replicas with the names of their models. Of two of one name, one leaves; the other is named."""
-    found = {(model.name, each.name): each for model in models for each in model.engine.replicas if each.name}
-    return [(model, each) for (model, _), each in found.items()]
+def _replicas(models: Iterable[LlmText]) -> dict[Row, Replica]:
+    """Return the replicas by model and name. Of two of one name, one leaves; the other is named."""
+    return {(model.name, each.name): each for model in models for each in model.engine.replicas if each.name}
 
 
-def _families(
-    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
-    declared: Sequence[tuple[str, str, Read]],
-    replicas: Sequence[tuple[str, Replica]],
-) -> Iterator[Metric]:
-    for name, text, read in declared:
-        family = kind(f"sluice_replica_{name}", text, labels=_LABELS)
-        for model, replica in replicas:
-            family.add_metric((model, replica.name), float(read(replica)))
-        yield family
+def collect_splits(handovers: Mapping[str, PromptHandover]) -> Iterator[Metric]:
+    """Yield what was decided about prompts of fleets with prefill replicas, by model, and how that ended."""
+    decided = CounterMetricFamily(
+        "sluice_prompt_splits",
+        "Prompts by whether a prefill replica was to compute them (split), or why not.",
+        labels=("model", "reason"),
+    )
+    ended = CounterMetricFamily(
+        "sluice_prompt_handovers",
+        "Prompts that prefill replicas were to compute, by how that ended.",
+        labels=("model", "outcome"),
+    )
+    for model, handover in handovers.items():
+        if handover.has_prefill_replicas:
+            for reason in SplitReason:
+                decided.add_metric((model, reason.value), handover.decisions[reason])
+            for outcome in HandoverOutcome:
+                ended.add_metric((model, outcome.value), handover.outcomes[outcome])
+    yield decided
+    yield ended

@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.scheduling.planner import find_policy
 from sluice.engine.statistics import IterationStats
 from sluice.gateway.telemetry.families import GAUGE, Labels, add_histogram, build_family, empty_family, model_series
 from sluice.pipelines.llm.model import LlmModel

@@ -16,14 +16,11 @@ from sluice.gateway.tenancy.access.control import AccessControl, TokenVerifier
 from sluice.gateway.tenancy.access.identity import QuotaLimits
 from sluice.gateway.tenancy.access.ring import KeyRing
 from sluice.gateway.tenancy.access.store import MARKER_SUFFIX, open_keys
-from sluice.gateway.tenancy.ledger.access_log import AccessLog
 from sluice.gateway.tenancy.ledger.ledger import CallLedger
-from sluice.gateway.tenancy.ledger.lines import RotatingFile, StandardOutput
-from sluice.gateway.tenancy.ledger.opening import open_ledger
+from sluice.gateway.tenancy.ledger.logs import AccessLog, Redaction, RequestLog, RotatingFile, StandardOutput
 from sluice.gateway.tenancy.ledger.prices import PriceTable, read_prices
-from sluice.gateway.tenancy.ledger.request_log import Redaction, RequestLog
-from sluice.gateway.tenancy.quotas.metrics import QuotaCollector
-from sluice.gateway.tenancy.quotas.observer import QuotaObserver
+from sluice.gateway.tenancy.ledger.store import open_ledger
+from sluice.gateway.tenancy.quotas.observer import QuotaCollector, QuotaObserver
 from sluice.gateway.tenancy.quotas.store import MemoryQuotas, QuotaStore
 
 log = logging.getLogger(__name__)

@@ -44,7 +44,7 @@ class TimelineRoutes:
         return json_response({"object": "list", "data": data, "total": len(found)}, 200, _NO_STORE)
 
     async def timeline(self, id: str) -> Response:
-        """Return where the time of one request went, as bars of a waterfall. `id` is its `x-request-id`."""
+        """Return the phases of one request, as bars of a waterfall. `id` is its `x-request-id`."""
         self._refuse_if_none()
         found = await self._timelines.find(id, _owner())
         if not found:
@@ -61,7 +61,7 @@ class TimelineRoutes:
 
 
 def _owner() -> TimelineOwner | None:
-    """Return whose requests the sender of this one may see; None for all."""
+    """Return the owners whose requests this sender may see; None for all."""
     identity = current_identity()
     if identity is None or RouteGroup.ADMIN in identity.groups:
         return None

@@ -31,7 +31,7 @@ _NO_STORE = {"cache-control": "no-store"}
 _KEEP_ALIVE_S = 20.0
 """Longest silence of a stream, which proxies take for a dead one."""
 _LOOK_S = 0.25
-"""How often a stream looks for lines."""
+"""Seconds between two looks of a stream for lines."""
 Level = Literal["debug", "info", "warning", "error", "critical"]
 
 
@@ -100,7 +100,7 @@ class LogRoutes:
         return json_response({"object": "list", "data": data}, 200, _NO_STORE)
 
     async def _follow(self, ring: LogRing, chosen: LineFilter, limit: int) -> AsyncGenerator[bytes, None]:
-        """Yield the lines that there are, and then those that come, until the server drains."""
+        """Yield the present lines, then new ones, until the server drains."""
         yield b": lines of the log\n\n"
         count, kept = ring.since(0)
         lines = _last(chosen.choose(kept), limit)

@@ -1,21 +1,32 @@
-"""Runs the requests of one batch through the server's own application."""
+"""Runs the requests of one batch by the handlers of the server's routes."""
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import NamedTuple, Protocol
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
 
+from sluice.engine.types import BACKGROUND_PRIORITY
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.answers.batches.lines import RequestLine
 from sluice.gateway.answers.batches.places import Place, PlaceKeeper
 from sluice.gateway.answers.batches.results import BatchResult, ResultFiles
+from sluice.gateway.calls import NO_RETRY
+from sluice.gateway.front.http.errors import as_sluice_error, error_response
+from sluice.gateway.front.http.exchange import Passage
+from sluice.gateway.front.http.guard import Guard
+from sluice.gateway.front.http.request import PRIORITY_HEADER
+from sluice.gateway.tenancy.access.control import TENANT_HEADER
 from sluice.gateway.tenancy.access.identity import Identity
+from sluice.record.spans import current_span
 
 _LINES_AHEAD = 32
 """Requests that are read from the file at a time. They may have 16 MiB each, and rarely do."""
@@ -27,19 +38,65 @@ _WINDOW_S = 300.0
 
 
 class Answered(NamedTuple):
-    """An answer of the application: its HTTP status and its body. One that `is_final` comes again at each try."""
+    """An answer: its HTTP status and its body. One that `is_final` comes again at each try."""
 
     status: int
     body: bytes
     is_final: bool = False
 
 
-class Answer(Protocol):
+class AnswerLine(Protocol):
     """Answers a POST of `body` to `url` as the server would, under that request id."""
 
     async def __call__(
         self, url: str, body: bytes, *, request_id: str, tenant: str, sender: Identity | None
     ) -> Answered: ...
+
+
+class RouteAnswers:
+    """Has the handlers of routes answer requests, which come after those of all clients and have no connection."""
+
+    def __init__(self, guard: Guard, handlers: Mapping[str, Callable[[Request], Awaitable[Response]]]) -> None:
+        """`handlers` are by path. Their answers are whole."""
+        self._guard = guard
+        self._handlers = handlers
+
+    async def __call__(
+        self, url: str, body: bytes, *, request_id: str, tenant: str, sender: Identity | None
+    ) -> Answered:
+        """Return the answer to a POST. To cancel the call is to disconnect."""
+        named = {PRIORITY_HEADER: str(BACKGROUND_PRIORITY), **({TENANT_HEADER: tenant} if tenant else {})}
+        headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in named.items()]
+        passage = Passage("POST", url, headers, "", request_id)
+        self._guard.open(passage)
+        try:
+            try:
+                await self._guard.begin_own_call(passage, sender, tenant)
+                passage.receive(body, is_last=True)
+                response = await self._handlers[url](_request(passage, body))
+            except Exception as error:
+                response = error_response(url, as_sluice_error(error, request_id))
+            is_final = NO_RETRY in passage.start(response.status_code)
+            answer = bytes(response.body)
+            passage.send(answer)
+            return Answered(response.status_code, answer, is_final)
+        finally:
+            passage.end()
+            current_span.set(None)  # the next try of this task may have no recording
+
+
+def _request(passage: Passage, body: bytes) -> Request:
+    """Return a request whose body is there, and whose client stays until it is answered."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if pending:
+            return pending.pop()
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    parts = {"method": passage.method, "path": passage.path, "query_string": b"", "headers": passage.headers}
+    return Request({"type": "http", **parts, "state": {"request_id": passage.request_id}}, receive)
 
 
 class LineRun:
@@ -55,7 +112,7 @@ class LineRun:
         batch_id: str,
         tenant: str,
         sender: Identity | None,
-        answer: Answer,
+        answer: AnswerLine,
         places: PlaceKeeper,
         results: ResultFiles,
         observe: Callable[[BatchResult], None],

@@ -35,6 +35,12 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     created_at: int
     expires_at: int | None = None
+    number: int = 0
+    """Numbers all files and batches of a store in the order in which they came."""
+
+    def is_kept(self, now: int) -> bool:
+        """Whether it has not expired."""
+        return self.expires_at is None or self.expires_at >= now
 
     def json(self) -> JsonObject:
         return {
@@ -140,6 +146,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its time was over before all its requests were finished."""
     times: dict[BatchStatus, int] = {}
     """When it entered each state."""
+    number: int = 0
 
     def moved(self, status: BatchStatus, now: int, **changes: Any) -> "Batch":
         """Return the batch in its next state."""

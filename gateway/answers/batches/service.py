@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from sluice.errors import invalid
-from sluice.gateway.answers.batches.line_run import Answer
+from sluice.gateway.answers.batches.line_run import AnswerLine
 from sluice.gateway.answers.batches.lines import ENDPOINTS
 from sluice.gateway.answers.batches.places import PlaceKeeper, measure_capacity
 from sluice.gateway.answers.batches.records import Batch, BatchStatus, FileRecord, new_id
@@ -35,8 +35,8 @@ class BatchService:
         self._places = PlaceKeeper(partial(measure_capacity, plane))
         self._worker: BatchWorker | None = None
 
-    def start(self, answer: Answer) -> None:
-        """Begin to work on batches, those of an earlier process first. `answer` is the server's own application."""
+    def start(self, answer: AnswerLine) -> None:
+        """Begin to work on batches, those of an earlier process first. `answer` has the server's handlers answer."""
         check = partial(check_model, self._plane)
         self._worker = BatchWorker(self.store, self._places, answer, check, self._max_requests)
         self._rooms.join(BatchCollector(self._worker, self._places))

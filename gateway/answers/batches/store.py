@@ -1,27 +1,144 @@
-"""The folder of a server's files and batches: contents as files, everything else in one SQLite file."""
+"""The folder of a server's files and batches: contents as files, everything else in one store in a SQLite file."""
 
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self, TypeVar
 
-from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.answers.batches import tables
-from sluice.gateway.answers.batches.records import Batch, FileRecord, new_id
-from sluice.gateway.answers.batches.tables import Page
+import msgspec
+
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.answers.batches.records import BATCH_PURPOSE, UNFINISHED, Batch, FileRecord, new_id
 from sluice.state.calendar_clock import CalendarClock
-from sluice.state.connections import FileConnections, FileLimits
+from sluice.state.changes import change
+from sluice.state.connections import FileLimits, Schema
+from sluice.state.interface import Key, Put
 from sluice.state.outage import StoreUse
+from sluice.state.sqlite import RECORDS, FileLayout, StoreInFile
 
+T = TypeVar("T")
+Entry = TypeVar("Entry", FileRecord, "_BatchHead")
+
+MAX_UNFINISHED = 100
+"""Most batches that are not finished."""
+MAX_FINISHED = 10_000
+"""Most batches that are kept after their end."""
+_FILES, _UNFINISHED, _FINISHED = "files", "unfinished", "batches"
+"""The shelves of the store. A batch moves to the last one at its end."""
+_TOTALS = Key("state", "totals")
+"""The record that every change replaces, so that none is made of what another has changed meanwhile."""
 _PART = ".part"
 """End of the names of uploads that are not whole."""
 _ABANDONED_S = 86_400.0
-"""Age from which a file that no table has is what a process left that was killed."""
+"""Age from which a file that the store does not know is what a process left that was killed."""
 _WRITE_BYTES = 1 << 20
+_STATES = ", ".join(f"'{status}'" for status in UNFINISHED)
+_NUMBERED = "CAST(json_set(CAST(record AS TEXT), '$.number', number) AS BLOB) AS body"
+_OLD_BATCHES = f"SELECT id, status, {_NUMBERED} FROM batches"
+_OLD_TOTALS = (
+    "SELECT CAST(json_object('num_bytes', (SELECT coalesce(sum(num_bytes), 0) FROM files), 'number', "
+    "(SELECT coalesce(max(number), 0) FROM files) + (SELECT coalesce(max(number), 0) FROM batches)"
+    ") AS BLOB) AS body"
+)
+_MOVE = "INSERT INTO records SELECT {}, 1, 0, 9e999, length(body), body FROM ({});"
+SCHEMA = Schema(
+    0x536C7362,
+    (
+        """
+        CREATE TABLE files (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+            purpose TEXT NOT NULL, num_bytes INTEGER NOT NULL, expires_at INTEGER, record BLOB NOT NULL
+        ) STRICT;
+        CREATE TABLE batches (
+            number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
+            status TEXT NOT NULL, input_file_id TEXT NOT NULL, record BLOB NOT NULL
+        ) STRICT;
+        """,
+        f"""
+        {RECORDS}
+        {_MOVE.format(f"'{_FILES}', id", f"SELECT id, {_NUMBERED} FROM files")}
+        {_MOVE.format(f"iif(status IN ({_STATES}), '{_UNFINISHED}', '{_FINISHED}'), id", _OLD_BATCHES)}
+        {_MOVE.format(f"'{_TOTALS.shelf}', '{_TOTALS.name}'", _OLD_TOTALS)}
+        DROP TABLE files; DROP TABLE batches
+        """,
+    ),
+)
+"""The header's mark is "Slsb"."""
+_LAYOUT = FileLayout("--state-path {0.parent}", SCHEMA, FileLimits(num_readers=2))
+_encode = msgspec.json.Encoder().encode
+_decode_file = msgspec.json.Decoder(FileRecord).decode
+_decode_batch = msgspec.json.Decoder(Batch).decode
+
+
+class Page(NamedTuple):
+    """The part of a list with at most `limit` entries after that of the id `after`, newest first unless
+    `is_ascending`."""
+
+    limit: int
+    after: str = ""
+    is_ascending: bool = False
+
+    def of(self, kind: str, entries: list[Entry], is_listed: Callable[[Entry], bool]) -> list[Entry]:
+        """Return its entries, and one more where there are more. Raises INVALID where `after` is none of them."""
+        entries.sort(key=lambda each: each.number, reverse=not self.is_ascending)
+        start = next((n for n, each in enumerate(entries, 1) if each.id == self.after), 0)
+        if self.after and not start:
+            raise invalid("after", f"after must be the id of one of the {kind}, got {self.after[:80]!r}")
+        return [each for each in entries[start:] if is_listed(each)][: self.limit + 1]
+
+
+class _BatchHead(msgspec.Struct, frozen=True, gc=False):
+    """The part of a batch by which it is listed: to decode thousands as a whole would hold up other threads."""
+
+    id: str
+    owner: str
+    endpoint: str
+    number: int
+
+
+class _Totals(msgspec.Struct, frozen=True):
+    """The number of the last file or batch, and the bytes of all files."""
+
+    number: int = 0
+    num_bytes: int = 0
+
+
+_decode_head = msgspec.json.Decoder(_BatchHead).decode
+_decode_totals = msgspec.json.Decoder(_Totals).decode
+
+
+class _Change:
+    """Changes that are made together."""
+
+    def __init__(self, totals: _Totals) -> None:
+        self.totals = totals
+        self.puts: list[Put] = []
+
+    def add_file(self, record: FileRecord) -> None:
+        number = self._count(record.num_bytes)
+        self.puts.append(Put(Key(_FILES, record.id), _encode(msgspec.structs.replace(record, number=number))))
+
+    def delete_file(self, record: FileRecord) -> None:
+        self.totals = msgspec.structs.replace(self.totals, num_bytes=self.totals.num_bytes - record.num_bytes)
+        self.puts.append(Put(Key(_FILES, record.id), None))
+
+    def add_batch(self, batch: Batch) -> None:
+        self.put_batch(msgspec.structs.replace(batch, number=self._count(0)))
+
+    def put_batch(self, batch: Batch) -> None:
+        """Put a batch on its shelf, and take it from the one where it was before its end."""
+        is_finished = batch.status not in UNFINISHED
+        self.puts.append(Put(Key(_FINISHED if is_finished else _UNFINISHED, batch.id), _encode(batch)))
+        if is_finished:
+            self.puts.append(Put(Key(_UNFINISHED, batch.id), None))
+
+    def _count(self, num_bytes: int) -> int:
+        self.totals = _Totals(self.totals.number + 1, self.totals.num_bytes + num_bytes)
+        return self.totals.number
 
 
 class StateStore:
@@ -35,9 +152,9 @@ class StateStore:
         self._max_stored_bytes = max_stored_bytes
         self._max_file_bytes = max_file_bytes
         self._database = folder / "state.sqlite"
-        limits = FileLimits(num_readers=2)
-        self._connections = FileConnections(self._database, f"--state-path {folder}", tables.SCHEMA, limits)
-        self._connections.start()
+        self._records = StoreInFile(self._database, _LAYOUT)
+        self._changing = asyncio.Lock()
+        """Changes of this server wait for each other; one of another server makes them begin anew."""
         self._contents = StoreUse(self._try_upload)
         self._calendar = CalendarClock()
         """Says what is too old to be kept."""
@@ -49,7 +166,7 @@ class StateStore:
 
     def problem(self) -> str:
         """Return why the folder could not be used the last time; "" where it could."""
-        return self._connections.problem() or self._contents.problem()
+        return self._records.problem() or self._contents.problem()
 
     async def _try_upload(self) -> None:
         async with self.new_upload() as upload:
@@ -57,7 +174,23 @@ class StateStore:
 
     async def close(self) -> None:
         self._contents.close()
-        await self._connections.close()
+        await self._records.close()
+
+    async def _transact(self, decide: Callable[[_Change], Awaitable[T]]) -> T:
+        """Make the changes that `decide` adds, all or none. It is called again where another change was made since it
+        began, so that what it has read is in force. Raises what it raises."""
+
+        async def decide_all(totals: bytes | None) -> tuple[T, list[Put]]:
+            changes = _Change(_Totals() if totals is None else _decode_totals(totals))
+            result = await decide(changes)
+            return result, [*changes.puts, Put(_TOTALS, _encode(changes.totals))]
+
+        async with self._changing:
+            return await change(self._records, _TOTALS, decide_all)
+
+    async def _all(self, shelf: str, decode: Callable[[bytes], T]) -> list[T]:
+        found = await self._records.scan(shelf)
+        return await asyncio.to_thread(lambda: [decode(each.body) for each in found.values()])
 
     # -- files
 
@@ -69,31 +202,75 @@ class StateStore:
         return FileUpload(self.path(new_id("file-")), self._max_file_bytes, self._contents)
 
     async def add_file(self, record: FileRecord) -> None:
-        """Add a file whose contents are in place; they are deleted where it is refused. Raises TOO_LARGE."""
+        """Add a file whose contents are in place; they are deleted where it is refused. Raises TOO_LARGE where the
+        stored files are too large together."""
+
+        async def decide(changes: _Change) -> None:
+            stored = changes.totals.num_bytes
+            if stored + record.num_bytes > self._max_stored_bytes:
+                raise SluiceError(
+                    ErrorCode.TOO_LARGE,
+                    f"file has {record.num_bytes} bytes and the stored files have {stored}; together they may have "
+                    f"{self._max_stored_bytes} (--max-stored-files-size): delete some first",
+                    param="file",
+                )
+            changes.add_file(record)
+
         try:
-            await self._connections.write(tables.add_file, record, self._max_stored_bytes)
+            await self._transact(decide)
         except SluiceError:
-            await asyncio.to_thread(self.path(record.id).unlink, missing_ok=True)
+            await self._delete_contents([record.id])
             raise
 
     async def file(self, owner: str, file_id: str) -> FileRecord:
-        """Return the owner's file. Raises NOT_FOUND."""
-        return await self._connections.read(tables.read_file, owner, file_id, _now())
+        """Return the owner's file. Raises NOT_FOUND, also for one that has expired."""
+        found = await self._records.get(Key(_FILES, file_id))
+        record = None if found is None else _decode_file(found.body)
+        if record is None or record.owner != owner or not record.is_kept(_now()):
+            raise SluiceError(ErrorCode.NOT_FOUND, f"No such File object: {file_id[:80]!r}", param="file_id")
+        return record
 
     async def files(self, owner: str, purpose: str, page: Page) -> list[FileRecord]:
         """Return a page of the owner's files, and one more where there are more; "" is any purpose. Raises INVALID."""
-        return await self._connections.read(tables.list_files, owner, purpose, page, _now())
+        files, now = await self._all(_FILES, _decode_file), _now()
+        own = [each for each in files if each.owner == owner]
+        return page.of("files", own, lambda each: each.is_kept(now) and purpose in ("", each.purpose))
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Delete the owner's file. Raises NOT_FOUND, and INVALID for one that a batch reads."""
-        await self._connections.write(tables.delete_file, owner, file_id, _now())
-        await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+
+        async def decide(changes: _Change) -> None:
+            record = await self.file(owner, file_id)
+            for batch in await self.unfinished():
+                if batch.input_file_id == file_id:
+                    message = f"file {file_id} is the input of {batch.id}, which is {batch.status}"
+                    raise invalid("file_id", f"{message}; cancel the batch first")
+            changes.delete_file(record)
+
+        await self._transact(decide)
+        await self._delete_contents([file_id])
 
     async def sweep(self) -> None:
-        """Delete the files that have expired, and what processes left that were killed."""
-        for file_id in await self._connections.write(tables.delete_expired_files, int(now := self._calendar())):
-            await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
-        known = await self._connections.read(tables.known_files)
+        """Delete files that have expired, those that killed processes left, and the oldest batches of too many.
+
+        A file that a batch reads stays until its end.
+        """
+        now = self._calendar()
+
+        async def decide(changes: _Change) -> tuple[list[str], set[str]]:
+            files, unfinished = await self._all(_FILES, _decode_file), await self.unfinished()
+            read = {each.input_file_id for each in unfinished}
+            expired = [each for each in files if not each.is_kept(int(now)) and each.id not in read]
+            for record in expired:
+                changes.delete_file(record)
+            finished = await self._all(_FINISHED, _decode_head)
+            for batch in sorted(finished, key=lambda each: -each.number)[MAX_FINISHED:]:
+                changes.puts.append(Put(Key(_FINISHED, batch.id), None))
+            written = {file_id for each in unfinished for file_id in (each.output_id, each.errors_id)}
+            return [each.id for each in expired], written.union(each.id for each in files)
+
+        expired, known = await self._transact(decide)
+        await self._delete_contents(expired)
         await asyncio.to_thread(self._delete_unknown, known, now - _ABANDONED_S)
 
     def _delete_unknown(self, known: set[str], oldest: float) -> None:
@@ -102,40 +279,92 @@ class StateStore:
                 if entry.name not in known and entry.stat().st_mtime < oldest:
                     os.unlink(entry.path)
 
+    async def _delete_contents(self, file_ids: Sequence[str]) -> None:
+        for file_id in file_ids:
+            await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+
     # -- batches
 
     async def add_batch(self, batch: Batch) -> None:
         """Add a batch. Raises INVALID for its input file, OVERLOADED for too many unfinished batches."""
-        await self._connections.write(tables.add_batch, batch, _now())
 
-    async def batch(self, owner: str, batch_id: str) -> Batch:
-        """Return the owner's batch. Raises NOT_FOUND."""
-        return await self._connections.read(tables.read_batch, batch_id, owner)
+        async def decide(changes: _Change) -> None:
+            try:
+                file = await self.file(batch.owner, batch.input_file_id)
+            except SluiceError as error:
+                if error.code is not ErrorCode.NOT_FOUND:
+                    raise
+                raise invalid("input_file_id", f"input_file_id: {error.message}") from None
+            if file.purpose != BATCH_PURPOSE:
+                message = f"input_file_id must be a file whose purpose is 'batch', got {file.id}, whose is"
+                raise invalid("input_file_id", f"{message} {file.purpose!r}")
+            if (num_unfinished := len(await self._records.scan(_UNFINISHED))) >= MAX_UNFINISHED:
+                message = f"{num_unfinished} batches are unfinished, and there may be {MAX_UNFINISHED}"
+                raise SluiceError(ErrorCode.OVERLOADED, f"{message}; send this one again later", retry_after_s=60.0)
+            changes.add_batch(batch)
+
+        await self._transact(decide)
+
+    async def batch(self, owner: str | None, batch_id: str) -> Batch:
+        """Return the owner's batch, None for anybody's. Raises NOT_FOUND."""
+        # In this order: a batch that ends between the two looks is on the second shelf.
+        found = await self._records.get(Key(_UNFINISHED, batch_id)) or await self._records.get(Key(_FINISHED, batch_id))
+        batch = None if found is None else _decode_batch(found.body)
+        if batch is None or owner not in (None, batch.owner):
+            raise SluiceError(ErrorCode.NOT_FOUND, f"No batch found with id {batch_id[:80]!r}", param="batch_id")
+        return batch
 
     async def batches(self, owner: str, page: Page, endpoint: str = "") -> list[Batch]:
         """Return a page of the owner's batches, and one more where there are more; "" is any endpoint. Raises
         INVALID."""
-        return await self._connections.read(tables.list_batches, owner, page, endpoint)
+        found = {**await self._records.scan(_UNFINISHED), **await self._records.scan(_FINISHED)}
+        heads = await asyncio.to_thread(lambda: [_decode_head(each.body) for each in found.values()])
+        own = [each for each in heads if each.owner == owner]
+        listed = page.of("batches", own, lambda each: endpoint in ("", each.endpoint))
+        return [_decode_batch(found[each.id].body) for each in listed]
 
     async def delete_batch(self, owner: str, batch_id: str) -> None:
         """Delete a batch of the owner with its files. Raises NOT_FOUND, and INVALID for one that is not over."""
-        for file_id in await self._connections.write(tables.delete_batch, owner, batch_id):
-            await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+
+        async def decide(changes: _Change) -> list[str]:
+            batch = await self.batch(owner, batch_id)
+            if batch.status in UNFINISHED:
+                message = f"batch {batch_id} is {batch.status}; cancel it first, and delete it when it has ended"
+                raise invalid("batch_id", message)
+            changes.puts.append(Put(Key(_FINISHED, batch_id), None))
+            deleted = []
+            for file_id in (batch.input_file_id, batch.output_id, batch.errors_id):
+                if (found := await self._records.get(Key(_FILES, file_id))) is not None:
+                    changes.delete_file(_decode_file(found.body))
+                    deleted.append(file_id)
+            return deleted
+
+        await self._delete_contents(await self._transact(decide))
 
     async def unfinished(self) -> list[Batch]:
         """Return everybody's unfinished batches, the oldest first."""
-        return await self._connections.read(tables.unfinished_batches)
+        return sorted(await self._all(_UNFINISHED, _decode_batch), key=lambda each: each.number)
 
     async def change(
         self,
         batch_id: str,
-        change: Callable[[Batch], Batch],
+        replace: Callable[[Batch], Batch],
         owner: str | None = None,
-        outputs: Iterable[FileRecord] = (),
+        outputs: Sequence[FileRecord] = (),
     ) -> Batch:
-        """Replace a batch by what `change` returns for it, and add the files of its results. Raises NOT_FOUND, and what
-        `change` raises."""
-        return await self._connections.write(tables.change_batch, batch_id, change, owner, outputs)
+        """Replace a batch by what `replace` returns for it, and add the files of its results, which are not there yet.
+
+        Raises NOT_FOUND, and what `replace` raises.
+        """
+
+        async def decide(changes: _Change) -> Batch:
+            batch = replace(await self.batch(owner, batch_id))
+            changes.put_batch(batch)
+            for record in outputs:
+                changes.add_file(record)
+            return batch
+
+        return await self._transact(decide)
 
 
 class FileUpload:

@@ -15,7 +15,7 @@ from time import monotonic
 import msgspec
 
 from sluice.errors import SluiceError
-from sluice.gateway.answers.batches.line_run import Answer, FinishForecast, LineRun
+from sluice.gateway.answers.batches.line_run import AnswerLine, FinishForecast, LineRun
 from sluice.gateway.answers.batches.lines import check_file, pending_lines
 from sluice.gateway.answers.batches.places import PlaceKeeper
 from sluice.gateway.answers.batches.records import OUTPUT_PURPOSE, Batch, BatchStatus, FileRecord, LineProblem
@@ -39,7 +39,7 @@ class BatchWorker:
     """Works on all unfinished batches of a store at once. Of several servers with one store, one does so at a time."""
 
     def __init__(
-        self, store: StateStore, places: PlaceKeeper, answer: Answer, check_model: CheckModel, max_requests: int
+        self, store: StateStore, places: PlaceKeeper, answer: AnswerLine, check_model: CheckModel, max_requests: int
     ) -> None:
         self._store = store
         self._places = places

@@ -11,7 +11,7 @@ from sluice.engine.types import TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 from sluice.state.log import EventLog
 
-Headers = list[tuple[bytes, bytes]]
+HeaderPairs = list[tuple[bytes, bytes]]
 _EVENTS = b"text/event-stream"
 
 
@@ -19,7 +19,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, tag=0):
     """The status and the headers of an answer."""
 
     status: int
-    headers: Headers
+    headers: HeaderPairs
 
     @property
     def is_event_stream(self) -> bool:
@@ -54,7 +54,7 @@ Item = Head | Pieces | Tokens | End | TakenOver
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """What an answer answers: enough to answer it again. `path` is the request's, `body` its bytes.
+    """The request of an answer, enough to answer it again. `path` is the request's, `body` its bytes.
 
     A stream that `is_resumable` has an id in each of its events. `began_at` is in seconds since 1970.
     """
@@ -64,13 +64,13 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     request_id: str
     path: str
     query: bytes
-    headers: Headers
+    headers: HeaderPairs
     body: bytes
     is_resumable: bool
     keep_s: float
     began_at: float
     fingerprint: str = ""
-    """Of a request with an idempotency key: what another one with that key must have alike."""
+    """A digest that all requests with one idempotency key must have alike; "" without a key."""
     model: str = ""
 
 
@@ -104,7 +104,7 @@ class KeptStream:
         self.is_whole = False
         """Whether it has ended well, so that it may be given again."""
         self.failure: SluiceError | None = None
-        """What its readers are told at its end, where its pieces do not say it."""
+        """The error that its readers get at its end, where its pieces do not have it."""
         self.keep_s = origin.keep_s
         """How long it goes on without a reader, and is kept after its end."""
         self.num_readers = 0

@@ -3,21 +3,22 @@
 import asyncio
 import time
 from hashlib import sha256
-from typing import TYPE_CHECKING, NamedTuple
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Message, Scope
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.gateway.answers.streams.kept import End, KeptStream, Origin, Tokens
-from sluice.gateway.answers.streams.run import DetachedRun, detached_scope
+from sluice.gateway.answers.streams.kept import End, Head, HeaderPairs, KeptStream, Origin, Pieces, Tokens
 from sluice.gateway.answers.streams.store import IdempotencyKey, SharedStore, StreamLimits, StreamStore, make_stream_id
 from sluice.gateway.answers.streams.wishes import KEY_HEADER, RESUME_HEADER, Wish
-from sluice.gateway.calls import Call, current_call
+from sluice.gateway.calls import Call, current_call, hold_call
 from sluice.gateway.front.http.access import find_place
-from sluice.gateway.front.http.request import owner_of
-from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.front.http.errors import as_sluice_error, error_response
+from sluice.gateway.front.http.request import DETACHED, owner_of
+from sluice.gateway.options.streams import ResumeOptions
 from sluice.gateway.telemetry.logs import current_request_id
 from sluice.pipelines.llm.tape import Tape, current_tape
 from sluice.pipelines.text.types import OWNER_KEY_HEADER
@@ -31,6 +32,87 @@ _SECRETS = frozenset({b"authorization", b"x-api-key", OWNER_KEY_HEADER.encode()}
 _PREFIX, _OTHERS = b"x-sluice-", frozenset({b"content-type", b"content-length"})
 """Headers that are kept, besides secrets: those that routes read."""
 _OFF = "this server keeps no streams (--stream-resume-secs)"
+_EVENT_END = b"\n\n"
+
+
+class DetachedRun:
+    """One run of the application for a kept stream. Its client is there until nobody wants the stream any more."""
+
+    def __init__(self, app: ASGIApp, kept: KeptStream, num_known: int = 0) -> None:
+        """The first `num_known` pieces of the answer are in the stream already, with its head."""
+        self.began_at = kept.origin.began_at
+        self._app = app
+        self._kept = kept
+        self._num_known = num_known
+        self._num_made = 0
+        self._has_begun = self._is_events = self._is_done = False
+        self._has_failed = False
+        self._pending = [kept.origin.body]
+
+    async def __call__(self, scope: Scope) -> None:
+        """Answer the request of `scope`, which becomes the run's own."""
+        kept = self._kept
+        scope[DETACHED] = self
+        try:
+            with hold_call():
+                await self._app(scope, self._receive, self._send)
+            self._is_done = True
+        except Exception as error:
+            self._has_failed = True
+            failure = as_sluice_error(error, kept.origin.request_id)
+            if self._has_begun:
+                kept.failure = failure
+            else:
+                await error_response(kept.origin.path, failure)(scope, self._receive, self._send)
+        finally:
+            kept.publish(End(self._is_done and not self._has_failed and not kept.gone.is_set()))
+            kept.task = None
+
+    def note_failure(self, error: SluiceError) -> None:
+        self._has_failed = True
+
+    async def _receive(self) -> Message:
+        if self._pending:
+            return {"type": "http.request", "body": self._pending.pop(), "more_body": False}
+        await self._kept.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._begin(message["status"], list(message.get("headers", ())))
+        elif piece := message.get("body", b""):
+            self._add(split_events(piece) if self._is_events else [piece])
+
+    def _begin(self, status: int, headers: HeaderPairs) -> None:
+        self._has_begun = True
+        head = Head(status, headers)
+        self._is_events = head.is_event_stream
+        self._has_failed |= status >= HTTPStatus.BAD_REQUEST
+        if self._kept.head is None:
+            self._kept.publish(head)
+
+    def _add(self, pieces: list[bytes]) -> None:
+        """Publish the pieces that are not known yet, each of them with its id where they are events."""
+        first, self._num_made = self._num_made, self._num_made + len(pieces)
+        if self._num_made <= self._num_known:
+            return
+        skipped = max(0, self._num_known - first)
+        if self._is_events and self._kept.origin.is_resumable:
+            name = self._kept.event_prefix.encode()
+            pieces = [b"id: %b:%d\n%b" % (name, first + 1 + i, piece) for i, piece in enumerate(pieces)]
+        self._kept.publish(Pieces(pieces[skipped:]))
+
+
+def split_events(frames: bytes) -> list[bytes]:
+    """Return the events of which `frames` consists, each with its blank line."""
+    if frames.count(_EVENT_END) == 1:
+        return [frames]
+    return [event + _EVENT_END for event in frames.split(_EVENT_END) if event]
+
+
+def detached_scope(scope: Scope, **changes: Any) -> Scope:
+    """Return a copy of a request's scope for a run that outlives the request."""
+    return {**scope, "state": dict(scope["state"]), "extensions": {}, **changes}
 
 
 class _Reader(NamedTuple):
@@ -47,7 +129,7 @@ class ConflictingKeyError(SluiceError):
 class StreamService:
     """The kept streams of one server, over the application that answers them. Belongs to the event loop."""
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: ResumeOptions) -> None:
         """With a Redis in `options` it is to be made on the event loop."""
         self.options = options
         self.app: ASGIApp
@@ -58,7 +140,7 @@ class StreamService:
             self.store.shared = self._open_shared(limits)
         self._opening: WeakValueDictionary[IdempotencyKey, asyncio.Lock] = WeakValueDictionary()
         self._readers: WeakKeyDictionary[KeptStream, _Reader] = WeakKeyDictionary()
-        """Who came last to a stream of another gateway."""
+        """The last reader of each stream of another gateway."""
 
     def _open_shared(self, limits: StreamLimits) -> SharedStore:
         from sluice.gateway.answers.streams.shared import SharedStreams  # few servers need Redis' client

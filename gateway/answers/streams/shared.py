@@ -19,7 +19,7 @@ from sluice.engine.types import TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.answers.streams.kept import End, Item, KeptStream, Origin, StreamMovedError, Tokens
 from sluice.gateway.answers.streams.store import IdempotencyKey, StreamLimits, StreamStore
-from sluice.state.outage import Outage, keep_trying
+from sluice.state.outage import Outage, heed_cancellation, keep_trying
 from sluice.state.redis import FAILURES, connect
 from sluice.state.redis_log import MAX_LOGS, Append, LogBatch, LogState, RedisLogs
 
@@ -33,7 +33,6 @@ _LOOK_S = 0.5
 """How often it is looked up whether that gateway lives."""
 _KEEP_S = 5.0
 """How long a copy is kept without a reader."""
-_STOP_S = 0.2
 _TIMEOUT_S = 2.0
 """How long events wait for Redis before they go out without it."""
 _BEAT_S = 1.0
@@ -122,6 +121,7 @@ class StreamCopies:
                 except Exception:  # one stream must not hold up the others
                     log.exception("streams of other gateways cannot be followed")
                     await asyncio.sleep(_RETRY_S)
+                heed_cancellation()
                 await asyncio.sleep(_POLL_S)
         finally:
             self._following = None
@@ -171,7 +171,8 @@ class StreamCopies:
     async def close(self) -> None:
         """Follow nothing any more."""
         if self._following is not None:
-            await stop(self._following)
+            self._following.cancel()
+            await asyncio.wait((self._following,))
 
 
 class _Own:
@@ -268,11 +269,14 @@ class SharedStreams:
             except Exception as error:  # whatever it is, streams must go on
                 log.exception("streams cannot be shared")
                 self.lose(error)
+            heed_cancellation()
 
     async def _write(self, stream_ids: Sequence[str]) -> None:
         """Store items of some streams in one command, and then show them."""
         batches = [self._batch(each, self._in_flight[each]) for each in stream_ids]
-        for batch, answer in zip(batches, await self.logs.append(batches), strict=True):
+        answers = await self.logs.append(batches)
+        heed_cancellation()
+        for batch, answer in zip(batches, answers, strict=True):
             items, own = self._in_flight.pop(batch.log_id, []), self._own.get(batch.log_id)
             if own is not None:
                 self._note_answer(own, items, answer, len(batch.items))
@@ -410,7 +414,8 @@ class SharedStreams:
         """Stop at once; what was begun here is for the other gateways to go on with."""
         await self._copies.close()
         for task in self._tasks:
-            await stop(task)
+            task.cancel()
+        await asyncio.wait(self._tasks)
         try:
             if self.is_up:
                 await self.logs.leave()
@@ -425,13 +430,6 @@ class SharedStreams:
 
 def _live_ms(kept: KeptStream) -> int:
     return int((kept.keep_s + _SLACK_S) * 1000)
-
-
-async def stop(task: asyncio.Task[None]) -> None:
-    """End a task. Redis' client may take a cancellation that comes with an answer for an answer alone."""
-    while not task.done():
-        task.cancel()
-        await asyncio.wait((task,), timeout=_STOP_S)
 
 
 def spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

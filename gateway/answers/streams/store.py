@@ -3,8 +3,11 @@
 import asyncio
 import secrets
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.answers.streams.kept import KeptStream, Origin
@@ -71,7 +74,7 @@ class StreamStore:
         """Where streams are that other gateways know, too."""
         self._kept: dict[str, KeptStream] = {}
         self._ended: dict[str, KeptStream] = {}
-        """Those of them that have ended, in that order."""
+        """The kept answers that have ended, in that order."""
         self._keys: dict[IdempotencyKey, str] = {}
         self._keys_of: dict[str, IdempotencyKey] = {}
         self.num_bytes = 0
@@ -201,3 +204,40 @@ class StreamStore:
 def make_stream_id() -> str:
     """Return an id that nobody guesses."""
     return secrets.token_hex(_ID_BYTES)
+
+
+COUNTERS = (
+    ("resumption", "sluice_stream_resumptions", "Clients that came back to a stream: resumed, or missing."),
+    ("replay", "sluice_idempotent_requests", "Requests whose key had come before: replayed, shared, or conflict."),
+    ("takeover", "sluice_stream_takeovers", "Streams of a gateway that was gone: done, or impossible."),
+    ("expired", "sluice_stream_expiries", "Streams whose time was over: live (cancelled), or ended (dropped)."),
+    ("unshared", "sluice_stream_unshared", "Streams kept here alone, as begun without room or Redis, or as grown."),
+)
+"""Kinds of the store's counts, with the counters' names and what their outcomes are."""
+
+
+class StreamCollector(Collector):
+    """Turns the numbers of a store of streams into families at each scrape, on the event loop's thread."""
+
+    def __init__(self, store: StreamStore) -> None:
+        self._store = store
+
+    def collect(self) -> Iterable[Metric]:
+        kept = GaugeMetricFamily("sluice_kept_streams", "Streams and answers that are kept.", labels=("state",))
+        for state, number in self._store.num_kept.items():
+            kept.add_metric((state,), number)
+        yield kept
+        num_bytes = GaugeMetricFamily("sluice_kept_stream_bytes", "Bytes of kept streams and answers, in memory.")
+        num_bytes.add_metric((), self._store.num_bytes)
+        yield num_bytes
+        shared = self._store.shared
+        if shared is not None:
+            up = GaugeMetricFamily("sluice_stream_store_up", "Whether streams are shared through Redis: 1 or 0.")
+            up.add_metric((), float(not shared.problem))
+            yield up
+        for kind, name, text in COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=("outcome",))
+            for (which, outcome), number in self._store.counts.items():
+                if which == kind:
+                    counter.add_metric((outcome,), number)
+            yield counter

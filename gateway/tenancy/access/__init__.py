@@ -1,1 +1,1 @@
-"""Who may ask for what: identities, API keys, tokens of other issuers, and their rights."""
+"""Access to the server: identities, API keys, tokens of other issuers, and their rights."""

@@ -1,6 +1,8 @@
 """Access: who sends a request, and whether it may reach a group of routes at all."""
 
+import ipaddress
 from collections.abc import Callable
+from functools import lru_cache
 from time import monotonic, time
 from typing import NamedTuple, Protocol
 
@@ -9,16 +11,21 @@ from sluice.gateway.tenancy.access.identity import ANY_TENANT, Identity, RouteGr
 from sluice.gateway.tenancy.access.keys import MAX_NAME_CHARS
 from sluice.gateway.tenancy.access.rights import check_group, check_source, is_within
 from sluice.gateway.tenancy.access.ring import KeyRing
-from sluice.gateway.tenancy.access.sources import SourceGuard
 
 TENANT_HEADER = "x-sluice-tenant"
 _MAX_HOPS = 32
 _MAX_ADDRESS_CHARS = 64
 _DOTS_IN_TOKEN = 2
+_MAX_FAILURES = 10
+_FORGIVEN_PER_S = 0.5
+_MAX_SOURCES = 10_000
+_MAX_KNOWN = 256
+_IPV6_PREFIX = 64
+"""Bits of an IPv6 address that one source has: its holder chooses the others freely."""
 
 
 class Credentials(NamedTuple):
-    """What a request says of its sender. `place` names where the protocol has its keys, for messages."""
+    """The credentials of a request. `place` names where the protocol has its keys, for messages."""
 
     authorization: bytes | None
     peer: str
@@ -30,7 +37,7 @@ class Credentials(NamedTuple):
 
 
 class Sender(NamedTuple):
-    """Who sends a request; no identity where the server asks nobody for one."""
+    """The sender of a request; without an identity where the server asks nobody for a key."""
 
     identity: Identity | None
     tenant: str
@@ -47,6 +54,66 @@ class TokenVerifier(Protocol):
         """Raises UNAUTHENTICATED for a token that is not valid, UNAVAILABLE where that cannot be known now."""
 
     async def close(self) -> None: ...
+
+
+class _Source:
+    __slots__ = ("at", "known", "num_failures")
+
+    def __init__(self, now: float) -> None:
+        self.num_failures = 0.0
+        self.at = now
+        self.known: set[str] = set()
+        """Ids of keys that came from here while it was not slowed down: they go on when it is."""
+
+
+class SourceGuard:
+    """Counts wrong keys by source. Ten at once are free, then one every two seconds.
+
+    Memory is bounded: the sources that came first are forgotten. A key that is right and came from the source before
+    is never slowed down, because others may share its address, such as a proxy's.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._sources: dict[str, _Source] = {}
+
+    def note(self, address: str, key_id: str | None) -> float:
+        """Note a right key, or a wrong one (None). Returns the seconds to wait where the request is refused, else 0."""
+        source = self._sources.get(address) or self._find(address)
+        if key_id in source.known:
+            return 0.0
+        wait_s = self.wait_s(address)
+        if wait_s:
+            return wait_s
+        if key_id is None:
+            source.num_failures += 1
+        elif len(source.known) < _MAX_KNOWN:
+            source.known.add(key_id)
+        return 0.0
+
+    def wait_s(self, address: str) -> float:
+        """Return the seconds until the source may send another unknown key; 0 where it may now."""
+        source, now = self._find(address), self._clock()
+        source.num_failures = max(0.0, source.num_failures - (now - source.at) * _FORGIVEN_PER_S)
+        source.at = now
+        return max(0.0, (source.num_failures - _MAX_FAILURES + 1) / _FORGIVEN_PER_S)
+
+    def _find(self, address: str) -> _Source:
+        name = _network_of(address) if ":" in address else address
+        source = self._sources.get(name)
+        if source is None:
+            if len(self._sources) >= _MAX_SOURCES:
+                del self._sources[next(iter(self._sources))]
+            source = self._sources[name] = _Source(self._clock())
+        return source
+
+
+@lru_cache(_MAX_SOURCES)
+def _network_of(address: str) -> str:
+    try:
+        return str(ipaddress.ip_network((address.partition("%")[0], _IPV6_PREFIX), strict=False))
+    except ValueError:
+        return address
 
 
 class AccessControl:

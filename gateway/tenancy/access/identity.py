@@ -1,4 +1,4 @@
-"""Who sends a request, and what it may: the same for an API key, a token of another issuer and a TLS certificate."""
+"""The sender of a request and its rights: the same for an API key, a token of another issuer and a TLS certificate."""
 
 from enum import StrEnum
 
@@ -29,7 +29,7 @@ UNNAMED_GROUPS = frozenset(RouteGroup)
 
 
 class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a key may use at most; None is no limit. A cached prompt token counts as `cached_token_rate` tokens."""
+    """The most that a key may use; None is no limit. A cached prompt token counts as `cached_token_rate` tokens."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

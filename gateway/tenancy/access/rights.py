@@ -1,4 +1,4 @@
-"""What an identity may do: models, adapters, priorities and networks."""
+"""The rights of an identity: models, adapters, priorities and networks."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -41,7 +41,8 @@ def check_model(identity: Identity, model: str, adapter: str = "") -> None:
 def check_group(identity: Identity, group: RouteGroup | None) -> None:
     """Raise FORBIDDEN where the identity has no access to a group of routes; None is open to every key."""
     if group is not None and group not in identity.groups:
-        message = f"key {identity.name!r} has no access to the routes of {group}; it has: {', '.join(identity.groups)}"
+        own = ", ".join(sorted(identity.groups))
+        message = f"key {identity.name!r} has no access to the routes of {group}; it has: {own}"
         raise SluiceError(ErrorCode.FORBIDDEN, message)
 
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _PERIOD_S = 0.5
 """Seconds between looks at the store: a change takes effect within a second."""
 SERVER_KEY = Identity(key_id="api-key", name="api-key", tenant=ANY_TENANT, groups=frozenset(RouteGroup))
-"""Who sends the one key that the command line gives: it has all rights."""
+"""The sender of the one key that the command line gives, which has all rights."""
 _NO_DIGEST = digest_of("")
 
 
@@ -106,7 +106,7 @@ class KeyRing:
     def _follow_change(self, version: int, keys: list[StoredKey]) -> None:
         """Keep the keys of the store. Raises UNAVAILABLE where it has lost them all: revoked ones would be there."""
         if self._keys and not keys:
-            raise SluiceError(ErrorCode.UNAVAILABLE, "the store has lost them")
+            raise SluiceError(ErrorCode.UNAVAILABLE, "--keys-store has lost its keys")
         self.keep(keys)
         self._version = version
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from secrets import randbits
@@ -13,8 +13,9 @@ import msgspec
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.tenancy.access.identity import NO_LIMITS, QuotaLimits
 from sluice.gateway.tenancy.access.keys import Change, StoredKey, decode_keys, find_key, refuse_taken_name
+from sluice.state.changes import change
 from sluice.state.connections import FileLimits, Schema
-from sluice.state.interface import ABSENT, REDIS_SCHEMES, Key, Put, Record, RedisLayout, Store
+from sluice.state.interface import REDIS_SCHEMES, Key, Put, Record, RedisLayout, Store
 from sluice.state.opening import open_store
 from sluice.state.sqlite import RECORDS, FileLayout
 
@@ -133,12 +134,12 @@ class KeyStore:
 
     async def _write(self, choose: Callable[[Iterable[StoredKey]], StoredKey]) -> StoredKey:
         """Write the key that is chosen by all keys; choose again where another server changes one meanwhile."""
-        while True:
-            seen = await self._store.get(_VERSION)
+
+        async def decide(_: bytes | None) -> tuple[StoredKey, Sequence[Put]]:
             key = choose(_decode(await self._store.scan(_KEYS)))
-            written = Put(Key(_KEYS, key.id), msgspec.json.encode(key))
-            if await self._store.put(_next_version(ABSENT if seen is None else seen.version), written):
-                return key
+            return key, (_next_version(), Put(Key(_KEYS, key.id), msgspec.json.encode(key)))
+
+        return await change(self._store, _VERSION, decide)
 
     async def load_tenants(self) -> dict[str, QuotaLimits]:
         """Return the limits of the tenants that have some, by name."""
@@ -158,9 +159,9 @@ def _decode(records: Mapping[str, Record]) -> list[StoredKey]:
     return decode_keys(each.body for each in records.values())
 
 
-def _next_version(version: int | None = None) -> Put:
-    """Say that something changes, where the record of it has that `version`."""
-    return Put(_VERSION, b"%d" % (1 + randbits(62)), version)
+def _next_version() -> Put:
+    """Say that something changes."""
+    return Put(_VERSION, b"%d" % (1 + randbits(62)))
 
 
 def open_keys(place: str) -> KeyStore:

@@ -40,8 +40,11 @@ _TOKEN_KEPT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """Whose tokens count, and for whom they must be. `claims` are names of claims by the field of `Identity`, with dots
-    between the names of nested ones. `jwks_url` None: the issuer's discovery document says it."""
+    """The issuer whose tokens count, and their audience.
+
+    `claims` are names of claims by the field of `Identity`, with dots between the names of nested ones. `jwks_url`
+    None: the issuer's discovery document says it.
+    """
 
     issuer: str
     audience: str

@@ -17,6 +17,7 @@ from sluice.gateway.tenancy.ledger.prices import PriceTable
 from sluice.gateway.tenancy.ledger.rows import day_at, make_row, reached_model, sum_days
 from sluice.gateway.tenancy.ledger.store import LedgerBatch, LedgerStore
 from sluice.state.calendar_clock import CalendarClock
+from sluice.state.outage import Outage
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class CallLedger(Collector, CallObserver):
         self._num_batches = 0
         self._prunes_at = 0.0
         self._calendar = CalendarClock()
+        away = f"up to {MAX_WAITING} rows wait in memory until the ledger can be used"
+        self._outage = Outage(away, "the ledger can be used again")
         self.problem = ""
         """Why rows cannot be written now; "" where they can."""
         self._num_in_batch = 0
@@ -105,7 +108,8 @@ class CallLedger(Collector, CallObserver):
                     await self.store.write(batch)
                     num_lost = 0
                 except SluiceError as error:
-                    self._note_failure(error)
+                    self.problem = error.message
+                    self._outage.failed(error)
                     await asyncio.sleep(delay_s)
                     delay_s = min(2 * delay_s, _MAX_DELAY_S)
         except Exception:
@@ -115,22 +119,13 @@ class CallLedger(Collector, CallObserver):
             self._num_dropped += num_lost
             self._num_written += len(calls) - num_lost
         if not num_lost:
-            self._note_success()
+            self.problem = ""
+            self._outage.end()
 
     def _make_batch(self, calls: list[Call]) -> LedgerBatch:
         self._num_batches += 1
         rows = [make_row(call, self._prices) for call in calls]
         return LedgerBatch(self._writer, self._num_batches, rows, sum_days(rows))
-
-    def _note_failure(self, error: SluiceError) -> None:
-        if not self.problem:
-            log.warning("%s; up to %d rows wait in memory until it can be used", error.message, MAX_WAITING)
-        self.problem = error.message
-
-    def _note_success(self) -> None:
-        if self.problem:
-            log.info("the ledger can be used again; %d rows were lost since the start", self._num_dropped)
-        self.problem = ""
 
     async def _prune(self) -> None:
         if not self._retention_days or monotonic() < self._prunes_at:

@@ -34,7 +34,7 @@ _LEFTS = {"tokens_per_day": "day_tokens", "tokens_per_month": "month_tokens", "m
 
 
 class Party(msgspec.Struct, frozen=True):
-    """Who is limited, a `key` or a `tenant`, and to what. `money_per_month` is in millionths; None is no limit."""
+    """A `key` or a `tenant` with its limits. `money_per_month` is in millionths; None is no limit."""
 
     scope: str
     name: str
@@ -72,7 +72,7 @@ def make_party(scope: str, id_: str, name: str, limits: QuotaLimits) -> Party | 
 
 
 class Charge(msgspec.Struct, frozen=True):
-    """What is asked for, or given back. Money is in millionths; `streams` is 1 for a request that begins."""
+    """Amounts that are asked for, or given back. Money is in millionths; `streams` is 1 for a request that begins."""
 
     requests: int = 0
     tokens: int = 0
@@ -126,7 +126,7 @@ def _month_of(day: int) -> tuple[int, int]:
 
 
 class Account:
-    """What one party has used. A new one has used nothing; times are milliseconds since 1970.
+    """The use that one party has made. A new one has used nothing; times are milliseconds since 1970.
 
     `advance` comes before everything else. Levels stay within the limits as long as every `add` follows a `fits`.
     """
@@ -272,11 +272,11 @@ class Account:
 
 
 Accounts = tuple[Account, ...]
-"""Those of all parties of one request."""
+"""The accounts of all parties of one request."""
 
 
 class Hold:
-    """What a request holds of its parties' limits since a moment, to be settled once."""
+    """The part of its parties' limits that a request holds since a moment, to be settled once."""
 
     __slots__ = ("at", "day", "earlier", "money", "month", "place", "streams", "tokens")
 

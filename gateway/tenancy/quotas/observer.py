@@ -1,10 +1,13 @@
 """Quotas of the calls of a server: reserves before work, settles after it, and tells clients what is left."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil, inf
 from operator import attrgetter
 from typing import NoReturn
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.calls import NO_RETRY, Call, CallObserver, Headers
@@ -42,14 +45,17 @@ _UNITS = {
     "concurrent_requests": "requests at a time",
     "queued_requests": "waiting requests",
 }
+_MAX_NAMES = 100
+"""Most tenants, and most keys, that labels name: those that came first. Refusals of others count under `other`."""
+_OTHER = "other"
 ComputePrice = Callable[[str, str, int, int, int], int]
 """Returns the price of a model, its adapter, and prompt, cached and generated tokens, in millionths of money."""
 
 
 class Reservation:
-    """What a call holds, and of whom."""
+    """The hold of a call, and its accounts."""
 
-    __slots__ = ("accounts", "hold", "is_hopeless", "waits")
+    __slots__ = ("accounts", "hold", "is_hopeless", "spare", "waits")
 
     def __init__(self, accounts: Accounts) -> None:
         self.accounts = accounts
@@ -57,6 +63,8 @@ class Reservation:
         """None for a call that was refused at its beginning."""
         self.is_hopeless = False
         """Whether another try would be refused too."""
+        self.spare = (0, 0)
+        """Tokens of a prompt and of an answer that are reserved for a generation which another takes the place of."""
         self.waits = False
         """Whether it counts among those that wait for their first token."""
 
@@ -112,6 +120,9 @@ class QuotaObserver(CallObserver):
             if account.party.queued_requests is not None:
                 self._wait(call, reservation)
                 break
+        spare_prompt, spare_output = reservation.spare
+        prompt_tokens, max_tokens = max(0, prompt_tokens - spare_prompt), max(0, max_tokens - spare_output)
+        reservation.spare = (0, 0)
         money = 0 if self._price is None else self._price(call.model, call.adapter, prompt_tokens, 0, max_tokens)
         charge = Charge(0, prompt_tokens + max_tokens, money)
         held = await self.store.reserve(reservation.accounts, charge, reservation.hold)
@@ -120,6 +131,12 @@ class QuotaObserver(CallObserver):
                 call, reservation, held, f": {prompt_tokens} of the prompt and up to {max_tokens} of the answer"
             )
         reservation.hold = held
+
+    def leave(self, call: Call, prompt_tokens: int, max_tokens: int) -> None:
+        """Keep what is reserved for the next generation."""
+        if (reservation := self._open.get(call)) is not None:
+            spare_prompt, spare_output = reservation.spare
+            reservation.spare = (spare_prompt + prompt_tokens, spare_output + max_tokens)
 
     def answer_headers(self, call: Call) -> Headers:
         """Return what is left of the call's limits."""
@@ -284,3 +301,53 @@ def account_levels(account: Account) -> dict[str, Level]:
     limits = ("requests_per_minute", *_TOKEN_LIMITS, "money_per_month", "concurrent_requests")
     period = period_of(account.at)
     return {each: account.level(each, period) for each in limits if getattr(account.party, each) is not None}
+
+
+class QuotaCollector(Collector):
+    """Turns the plain numbers of the observer into families at each scrape, on the event loop's thread."""
+
+    def __init__(self, quotas: QuotaObserver) -> None:
+        self._quotas = quotas
+        self._named: dict[str, set[str]] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("sluice_quota_store_up", "Whether quotas are counted where they should be: 1 or 0.")
+        up.add_metric((), float(not self._quotas.store.problem))
+        yield up
+        refusals = CounterMetricFamily(
+            "sluice_quota_refusals",
+            "Requests refused by a limit, of a key or a tenant (scope). Tenants beyond 100 count as other.",
+            labels=("limit", "scope", "tenant"),
+        )
+        counts: dict[tuple[str, str, str], int] = {}
+        for (limit, scope, tenant), count in self._quotas.refusals.items():
+            label = limit, scope, tenant if self._names("refused", tenant) else _OTHER
+            counts[label] = counts.get(label, 0) + count
+        for labels, count in counts.items():
+            refusals.add_metric(labels, count)
+        yield refusals
+        yield self._use()
+
+    def _use(self) -> Metric:
+        use = GaugeMetricFamily(
+            "sluice_quota_used_ratio",
+            "Part of a limit that is used, with what open requests have reserved. 100 keys and 100 tenants are shown.",
+            labels=("scope", "name", "limit"),
+        )
+        for account in self._quotas.store.accounts():
+            if self._names(account.party.scope, account.party.address):
+                for limit, ratio in _ratios(account):
+                    use.add_metric((account.party.scope, account.party.name, limit), ratio)
+        return use
+
+    def _names(self, kind: str, name: str) -> bool:
+        """Whether labels name this one."""
+        named = self._named.setdefault(kind, set())
+        if len(named) < _MAX_NAMES:
+            named.add(name)
+        return name in named
+
+
+def _ratios(account: Account) -> Iterable[tuple[str, float]]:
+    for limit, level in account_levels(account).items():
+        yield limit, 1 - level.left / level.most if level.most else 1.0

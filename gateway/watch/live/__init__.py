@@ -1,1 +1,1 @@
-"""Samples of the server's work at this moment, taken while somebody watches."""
+"""Samples of the server's current work, taken while there is a listener."""

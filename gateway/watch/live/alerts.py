@@ -10,7 +10,7 @@ from sluice.gateway.watch.live.sample import AlertPart
 from sluice.gateway.watch.live.scrape import Change, Scrape, read_families
 
 JUDGED_S = 5.0
-"""How often the bounds are judged: all metrics are read for that."""
+"""Seconds between two judgements, each of which reads all metrics."""
 _STALE_S = 30.0
 """Metrics that are older say nothing about now."""
 
@@ -24,7 +24,7 @@ class AlertJudge:
         self._bounds: list[LiveFinding] = []
 
     async def judge(self) -> list[AlertPart]:
-        """Return what is to be told, the gravest first. Bounds come from the second time on that metrics are read."""
+        """Return the alerts, the gravest first. Bounds need two readings of the metrics."""
         await self._update_bounds()
         return [_tell(each) for each in (*judge_health(self._health()), *self._bounds)]
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sluice.gateway.watch.live.findings import Finding, Severity
+from sluice.gateway.watch.live.findings import GradedFinding, Severity
 from sluice.gateway.watch.live.scrape import Change
 
 BUSY_SHARE = 0.8
 """The share of a second in which a thread, a step or an instance is at work from which on it counts as always busy."""
 LATE_S = 0.05
-"""How late an event loop is in the mean from which on clients notice it at every token."""
+"""Mean lag of an event loop, in seconds, from which on clients notice it at every token."""
 PREFILL_SHARE = 0.5
 """The share of an engine's time that goes to prompts from which on prefill is the bound."""
 PREFILL_TOKENS_SHARE = 0.95
@@ -37,8 +37,8 @@ class BoundKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LiveFinding(Finding):
-    """A finding about a running server, with what it says is the bound."""
+class LiveFinding(GradedFinding):
+    """A finding about a running server, with the bound that it names."""
 
     bound: BoundKind = BoundKind.NONE
 
@@ -65,7 +65,7 @@ class Observation:
 
 
 def judge(seen: Observation) -> list[LiveFinding]:
-    """Return what bounds the server, the gravest first; a finding of the kind `none` where nothing does."""
+    """Return the bounds of the server, the gravest first; one finding of the kind `none` if there is no bound."""
     change = seen.change
     found = [*judge_health(seen.health), *_judge_losses(change), *_judge_gateway(seen)]
     found += [*_judge_quotas(change), *_judge_instances(seen)]
@@ -83,7 +83,7 @@ def _bound(kind: BoundKind, subject: str, text: str, remedy: str, level: Severit
 
 
 def judge_health(health: Health) -> Iterator[LiveFinding]:
-    """Judge what the server says of itself."""
+    """Judge the server's own health report."""
     if health.reason:
         remedy = "the log says why; requests get 503 until then"
         yield _bound(BoundKind.UNREADY, _SERVER, f"it takes no requests: {health.reason}", remedy, Severity.FAIL)
@@ -167,7 +167,7 @@ def _judge_llm(change: Change, model: str) -> Iterator[LiveFinding]:
 
 
 def _judge_waiting(change: Change, model: str, more: str) -> LiveFinding:
-    """Return why requests wait for admission: for a place in the step, else for KV blocks."""
+    """Return the resource that waiting requests lack: a place in the step, else KV blocks."""
     after = change.after
     running = change.least("sluice_sequences_running", model=model)
     places = after.value("sluice_engine_max_num_seqs", model=model)
@@ -257,7 +257,7 @@ def _judge_instances(seen: Observation) -> Iterator[LiveFinding]:
 
 
 def _at_ease(change: Change) -> LiveFinding:
-    """Return what a server does that nothing bounds."""
+    """Describe the work of a server that nothing bounds."""
     requests = change.increase("sluice_requests_total")
     if not requests and not change.mean("sluice_open_requests") and not change.increase("nv_inference_count"):
         return LiveFinding(Severity.OK, _SERVER, f"it is idle: no request in {change.seconds:.0f} s")

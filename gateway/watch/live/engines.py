@@ -17,7 +17,7 @@ from sluice.pipelines.llm.model import LlmModel
 
 MAX_STEPS = 256
 VIEW_S = 0.2
-"""How long a sample waits for engines to answer; of one that is late it has what it said before."""
+"""Seconds that a sample waits for engines. A late engine's last view is used."""
 _KEEP_MORE_S = 5.0
 
 
@@ -41,7 +41,7 @@ def list_engines(models: Iterable[LlmModel]) -> list[NamedReplica]:
 
 
 async def ask_views(engines: Iterable[NamedReplica], interval_s: float) -> None:
-    """Have the engines record their work until after the next sample, and wait a moment for their views."""
+    """Request views of the engines' work until after the next sample, and wait a moment for them."""
     asked = [
         each.engine.viewer.ask(2 * interval_s + _KEEP_MORE_S)
         for each in engines

@@ -15,7 +15,7 @@ INTERVALS_S = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """The intervals that there are, so that many listeners share few feeds."""
 SHORTEST_S, LONGEST_S = INTERVALS_S[0], INTERVALS_S[-1]
 _FIRST_S = 0.25
-"""How soon the first listener of a feed has a sample."""
+"""Seconds until the first listener of a feed has a sample."""
 _MEASURED = 0.9
 """The part of an interval that a sample must have measured, so that one who asks once gets it."""
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a finding matters, least first."""
+    """The severity of a finding, least first."""
 
     OK = "ok"
     NOTE = "note"
@@ -17,7 +17,7 @@ class Severity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GradedFinding:
     """The result of one check. `remedy` says what to do, "" where nothing is to be done."""
 
     level: Severity

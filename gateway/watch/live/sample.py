@@ -47,7 +47,7 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class LatencyPart(msgspec.Struct, frozen=True):
-    """How long clients have waited, over the last minute or since somebody watches."""
+    """Latencies of clients over the last minute, or since the watch began."""
 
     window_s: float
     ttft_ms: Percentiles
@@ -86,7 +86,7 @@ StepRow = tuple[float, float, int, int, int]
 
 
 class EnginePart(msgspec.Struct, frozen=True):
-    """One engine: a replica of a version of a language model."""
+    """An engine: a replica of a version of a language model."""
 
     model: str
     version: str
@@ -142,7 +142,7 @@ class ModelPart(msgspec.Struct, frozen=True):
 
 
 class QuotaPart(msgspec.Struct, frozen=True):
-    """How much of a limit is used, with what open requests have reserved. Money is in its unit."""
+    """The usage of a limit, the reservations of open requests included. Money is in its unit."""
 
     limit: str
     used: float
@@ -182,7 +182,7 @@ class ReplicaPart(msgspec.Struct, frozen=True):
 
 
 class AlertPart(msgspec.Struct, frozen=True):
-    """A fault, or a bound of the server, as `sluice doctor --live` says it."""
+    """A fault or a bound of the server, in the words of `sluice doctor --live`."""
 
     level: str
     kind: str

@@ -53,12 +53,12 @@ class LiveSampler:
         self._at = perf_counter()
 
     async def begin(self) -> None:
-        """Note what there is now. The first sample counts from here."""
+        """Record the current counts, from which the first sample counts."""
         await self._advance()
         self._window.update(self._at, self._totals, ())
 
     async def sample(self) -> LiveSample:
-        """Return what the server does now, and has done since the last call."""
+        """Return the server's current work, and its work since the last call."""
         before, began = self._totals, self._at
         parts = await self._advance()
         elapsed_s = max(self._at - began, _LEAST_S)

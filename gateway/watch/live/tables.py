@@ -99,7 +99,7 @@ def describe_keys(quotas: Mapping[str, list[QuotaPart]]) -> list[KeyPart]:
 
 
 def read_quotas(store: QuotaStore | None, scope: str) -> dict[str, list[QuotaPart]]:
-    """Return how much of their limits the parties of a scope (`key`, `tenant`) have used, by name."""
+    """Return the usage of the limits of a scope's parties (`key`, `tenant`), by name."""
     accounts = () if store is None else store.accounts()
     return {each.party.name: _quotas(each) for each in accounts if each.party.scope == scope}
 

@@ -65,7 +65,7 @@ class LatencyWindow:
         self._waits: deque[tuple[float, float]] = deque()
 
     def update(self, now: float, totals: Totals, waits_s: Iterable[float]) -> LatencyPart:
-        """Take what was counted until now, and the waits in seconds that ended since the last call."""
+        """Take the counts until now, and the waits in seconds that ended since the last call."""
         self._waits.extend((now, wait_s) for wait_s in waits_s)
         self._totals.append((now, totals))
         while len(self._totals) > 2 and self._totals[1][0] <= now - WINDOW_S:

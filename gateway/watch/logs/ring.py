@@ -51,7 +51,7 @@ class LogRing(LineCollector):
             self._lines.append(line)
 
     def since(self, count: int) -> tuple[int, list[LogLine]]:
-        """Return how many lines there were, and those after the first `count`, as far as they are kept."""
+        """Return the number of all lines, and the kept ones after the first `count`."""
         with self._guard:
             return self._lines.count, self._lines.since(count)
 

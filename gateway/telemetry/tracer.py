@@ -1,19 +1,25 @@
 """The tracer: begins the recording of each request, decides which are kept, and hands those on."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sluice.gateway.calls import current_identity
+from sluice.gateway.options.option import OptionError
+from sluice.gateway.options.tracing import TracingOptions
 from sluice.pipelines.text.model import may_generate
-from sluice.record.spans import Attributes, Recording, Span, current_span, remote_parent
-from sluice.record.timelines import TimelineRing
+from sluice.pipelines.text.types import TextEvent
+from sluice.record.spans import Attributes, Recording, Span, TimelineRing, current_span, remote_parent
 from sluice.serving.model import Model
 
 _NS_PER_S = 1_000_000_000
+_INSTALL = "pip install 'sluice[otel]'"
 _RATIO_BITS = (1 << 64) - 1
 """Bits of a trace id that OpenTelemetry's ratio sampler compares, so that other servers decide alike."""
+_CHATS = ("chat", "anthropic", "messages", "responses")
+"""Parts of the protocols' names whose requests are conversations."""
 
 
 class SpanSink(Protocol):
@@ -116,3 +122,69 @@ def finish_root(root: Span, status: int | None, *, is_failure: bool) -> None:
     elif is_failure and not root.error:
         root.error = f"status {status}"
     root.end()
+
+
+def make_tracer(options: TracingOptions) -> Tracer:
+    """Build what records requests. Raises OptionError where a library is missing."""
+    timelines = TimelineRing(options.num_timelines) if options.num_timelines else None
+    sink = None
+    if options.endpoint is not None:
+        numbers = (options.max_queue_spans, options.max_batch_spans, options.delay_ms)
+        sink = open_export("--otlp-traces-endpoint", options.endpoint, numbers)
+    return Tracer(timelines, sink, options.sample_rate, options.slow_s)
+
+
+def open_export(
+    option: str, endpoint: str, numbers: Sequence[int], resource: Mapping[str, str] | None = None
+) -> SpanSink:
+    """Return what sends spans, for an option. `numbers` are most spans that wait, most in a message, and milliseconds
+    from one to the next. Raises OptionError where a library is missing."""
+    try:
+        from sluice.record.otel import ExportSettings, TraceExport, make_exporter, make_resource
+    except ImportError as error:
+        raise OptionError(f"{option} needs OpenTelemetry ({error}): {_INSTALL}") from None
+    max_queue, max_batch, delay_ms = numbers
+    settings = ExportSettings(max_queue, max_batch, delay_ms / 1000)
+    return TraceExport(make_exporter(endpoint), make_resource(resource), settings, endpoint)
+
+
+# -- the spans of generations, with attributes by OpenTelemetry's conventions for generative AI
+
+
+def begin_generation(model: str, protocol: str) -> Span | None:
+    """Begin the span of a generation, and make it the current one; None where nobody records."""
+    above = current_span.get()
+    if above is None:
+        return None
+    recording = above.recording
+    if not recording.model:
+        recording.model = model
+        identity = current_identity()
+        recording.owner = None if identity is None else (identity.key_id, identity.name)
+        if recording.on_generation is not None:
+            recording.on_generation(recording)
+    operation = "chat" if any(word in protocol for word in _CHATS) else "text_completion"
+    attributes: Attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "sluice"}
+    attributes |= {"gen_ai.request.model": model, "gen_ai.response.model": model, "sluice.protocol": protocol}
+    span = above.child(f"{operation} {model}", attributes)
+    current_span.set(span)
+    return span
+
+
+def note_answer(span: Span, end: TextEvent) -> None:
+    """Note what the last event of an answer says."""
+    assert end.finish_reason is not None
+    span.attributes |= {
+        "gen_ai.usage.input_tokens": end.prompt_tokens,
+        "gen_ai.usage.output_tokens": end.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": end.cached_tokens,
+        "gen_ai.response.finish_reasons": (end.finish_reason.value,),
+    }
+
+
+def end_generation(span: Span, outcome: str) -> None:
+    """End the span, and what is open within it; `outcome` is `ok`, `cancelled` or an error code."""
+    span.attributes["sluice.outcome"] = outcome
+    span.end_all()
+    if current_span.get() is span:
+        current_span.set(span.parent)

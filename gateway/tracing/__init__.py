@@ -1,1 +1,0 @@
-"""Which requests are recorded and kept, and profiles of the server."""
