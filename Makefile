@@ -131,7 +131,7 @@ $(VENV)/.made:
 
 $(VENV)/.serve: pyproject.toml | $(VENV)/.made
 	@echo "Installing Sluice into $(VENV) (about 650 MB, once; a minute or a few) ..."
-	@$(BIN)/python $(INSTALL) --editable '.[load,tokenizers]'
+	@$(BIN)/python $(INSTALL) --editable '.[load,rag,tokenizers]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.made

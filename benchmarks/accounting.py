@@ -28,7 +28,7 @@ from sluice.gateway.tenancy.access.keys import make_key
 from sluice.gateway.tenancy.access.ring import KeyRing
 from sluice.gateway.tenancy.ledger.ledger import CallLedger
 from sluice.gateway.tenancy.ledger.prices import PriceTable
-from sluice.gateway.tenancy.ledger.sqlite import SqliteLedger
+from sluice.gateway.tenancy.ledger.store import open_ledger
 from sluice.gateway.tenancy.quotas.observer import QuotaObserver
 from sluice.gateway.tenancy.quotas.redis_store import RedisQuotas
 from sluice.gateway.tenancy.quotas.store import MemoryQuotas, QuotaStore
@@ -58,7 +58,7 @@ async def serving(kind: str, folder: Path, redis: str | None) -> AsyncIterator[t
     ring.keep(each.stored for each in new)
     calls, closes = CallLog(AccessControl(ring)), []
     if "ledger" in kind:
-        store = SqliteLedger(folder / f"{uuid4().hex}.sqlite")
+        store = open_ledger(str(folder / f"{uuid4().hex}.sqlite"))
         ledger = CallLedger(store, PriceTable())
         calls.observe(ledger)
         closes.append(ledger.close)

@@ -17,9 +17,9 @@ from benchmarks.executor import connected_transport
 from benchmarks.figures import BenchmarkError, Figure
 from sluice.engine.blocks import HashChain
 from sluice.engine.config import EngineConfig
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.executor import DelegatedExecutor
-from sluice.engine.delegated.interface import RuntimeFailure, TakeIteration, internal_error
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.interface import DelegatedRuntime, RuntimeFailure, TakeIteration, internal_error
 from sluice.engine.delegated.tensorrt_llm.blocks import blocks_to_completion
 from sluice.engine.delegated.tensorrt_llm.responses import LlmRequestHandle
 from sluice.engine.frames import Shutdown, Submit
@@ -50,16 +50,15 @@ class Output:
         return self
 
     def abort(self) -> None:
-        """Do nothing: no more responses would come."""
+        """Accept the signal and do nothing: no more responses would come."""
 
 
-class AnsweringRuntime:
+class AnsweringRuntime(DelegatedRuntime):
     """TensorRT-LLM's part as a delegated runtime, over outputs that are answered by hand."""
 
     title = "TensorRT-LLM"
     takes_early = True
     sharing = BlockSharing.AWAITED
-    prefixes = None
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info

@@ -17,7 +17,7 @@ from sluice.engine.frames import Submit
 from sluice.engine.loop.executor import InflightExecutor
 from sluice.engine.process.bootstrap import collect_rarely
 from sluice.engine.process.transport import Transport
-from sluice.engine.runners.base import RunnerInfo, StepBatch
+from sluice.engine.runners.base import Runner, RunnerInfo, StepBatch
 from sluice.engine.sampling.cores import Cores
 from sluice.engine.sampling.host_logits import HostLogits
 from sluice.engine.types import GenerateRequest, SamplingParams
@@ -36,7 +36,7 @@ SAMPLINGS = {
 }
 
 
-class NullRunner:
+class NullRunner(Runner):
     """A runner that returns the same random logits for every batch at once."""
 
     def __init__(self, num_rows: int = max(RUNNING), num_blocks: int = 4096) -> None:

@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One quantity of one subject, with a sample for each repeat."""
+    """A quantity of one subject, with a sample for each repeat."""
 
     name: str
     subject: str

@@ -3,7 +3,7 @@ without a gate, over the capacity rule of TensorRT-LLM with physical blocks. Not
 """
 
 from benchmarks.figures import Figure, Target
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.admission import BlockSharing
 from tests.stand_ins.gated_runs import GatedRun, shared_prefix_workload
 
 PREFIXES = (0, 1024, 4096, 8192)

@@ -51,9 +51,9 @@ class HostileRequest:
     path: str
     body: Callable[[str], bytes]
     copies: int = 1
-    """How many connections send it at once."""
+    """Connections that send it at once."""
     patience_s: float = ANSWER_TIMEOUT_S
-    """How long its client waits for the answer."""
+    """Seconds that its client waits for the answer."""
 
 
 def _json(**fields: Any) -> Callable[[str], bytes]:

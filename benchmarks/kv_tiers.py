@@ -19,8 +19,8 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.frames import Command, StepFrame, Submit
 from sluice.engine.loop.executor import InflightExecutor
 from sluice.engine.loop.load import load_runner
-from sluice.engine.runners.base import BlockRunner, Runner
-from sluice.engine.scheduling.chunks import LARGEST_CHUNK
+from sluice.engine.runners.base import Runner
+from sluice.engine.scheduling.planner import LARGEST_CHUNK
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import GenerateRequest, SamplingParams
 from sluice.gateway.checkpoint import find_checkpoint
@@ -80,7 +80,6 @@ def _figures(subject: str, runs: list[Visit], plain: list[Visit]) -> Iterator[Fi
 
 
 def _measure_one(runner: Runner, config: EngineConfig, subject: str) -> Visit:
-    assert isinstance(runner, BlockRunner)
     if subject == "no tiers":
         return _converse(runner, config)
     all_bytes = (NUM_USERS + 1) * config.num_blocks * runner.block_bytes  # type: ignore[operator]
@@ -134,7 +133,7 @@ class _Client:
 
 
 def _converse(runner: Runner, config: EngineConfig) -> Visit:
-    """Let the users ask in turn, so that each comes back when the cache has given up the conversation."""
+    """Send the users' requests in turn, so that each comes back after the cache has dropped its conversation."""
     numbers = random.Random(5)
 
     def words(num_tokens: int) -> list[int]:

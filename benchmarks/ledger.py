@@ -17,8 +17,7 @@ from time import perf_counter
 import apsw
 
 from sluice.gateway.tenancy.ledger.rows import DAY_US, LedgerRow, day_number, sum_days, today
-from sluice.gateway.tenancy.ledger.sqlite import SqliteLedger
-from sluice.gateway.tenancy.ledger.store import LedgerBatch, UsageQuery
+from sluice.gateway.tenancy.ledger.store import LedgerBatch, UsageQuery, open_ledger
 
 _COLUMNS = ", ".join(LedgerRow._fields)
 _FILL = f"""
@@ -49,7 +48,7 @@ async def _measure(name: str, work: Callable[[], Awaitable[object]], repeats: in
 async def _run(options: argparse.Namespace, folder: Path) -> None:
     path, last = folder / "ledger.sqlite", today()
     first = last - timedelta(days=options.days - 1)
-    store = SqliteLedger(path)
+    store = open_ledger(str(path))
     await store.write(LedgerBatch("benchmark", 1, [], []))
     with apsw.Connection(str(path)) as connection:
         values = {"rows": options.rows, "keys": options.keys, "days": options.days, "first": day_number(first)}

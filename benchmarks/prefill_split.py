@@ -97,7 +97,7 @@ async def _measure_one(config: EngineConfig, num_prefill: int, seed: int) -> Run
 
 
 async def _stream(client: FleetClient, numbers: random.Random, run: Run) -> None:
-    """Have one stream after the other, until cancelled."""
+    """Run one stream after the other, until cancelled."""
     while True:
         last = 0.0
         async for _ in client.submit(_request(numbers, 16, STREAM_TOKENS)):
@@ -108,7 +108,7 @@ async def _stream(client: FleetClient, numbers: random.Random, run: Run) -> None
 
 
 async def _warm_up(client: FleetClient, numbers: random.Random) -> None:
-    """Have each replica compute prompts of both kinds, so that it has compiled what it needs and knows its pace."""
+    """Warm up each replica with prompts of both kinds: it compiles its kernels and learns its pace."""
     for num_tokens in (16, LONG_TOKENS, LONG_TOKENS):
         for each in client.replicas:
             async for _ in each.engine.submit(_request(numbers, num_tokens, 8)):

@@ -49,7 +49,7 @@ def measure(num_repeats: int, folder: Path, bundled: Path | None) -> list[Figure
 
 @dataclass(slots=True)
 class Stream:
-    """One client's stream. Even numbers are greedy, odd ones sample with a seed."""
+    """A client's stream. Even numbers are greedy, odd ones sample with a seed."""
 
     number: int
     model: str

@@ -24,8 +24,8 @@ from sluice.pipelines.answers.cache import AnswerSource
 from sluice.pipelines.routes.route import Candidate, Route
 from sluice.pipelines.routes.settings import parse_routes
 from sluice.pipelines.routes.text import RoutedText
-from sluice.pipelines.text.consumers import Called, give
 from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.stream import Called, give
 from sluice.pipelines.text.types import TextEvent, TextRequest
 
 ROUTES = "routes: {routed: {targets: [{model: rill}]}, kept: {targets: [{model: rill}], cache: true}}\n"

@@ -20,9 +20,9 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from sluice.engine.client.counters import NO_STATS
 from sluice.engine.client.supervision import RecoveryCounts
 from sluice.engine.loop.recorder import Step, WorkRecorder
+from sluice.engine.statistics import NO_STATS
 from sluice.engine.types import EngineInfo, FinishReason
 from sluice.gateway.options.goodput import GoodputTargets
 from sluice.gateway.options.telemetry import ALIAS_FAMILIES

@@ -27,13 +27,13 @@ UNITS_AND_TARGETS = {
     "client CPU at 64 streams": ("us/token", None),
 }
 SINGLE = (Workload(TokenRange(128, 128), TokenRange(128, 128)), RequestPace(concurrency=1, num_requests=6, warmup=1))
-"""One stream of 128 prompt tokens and 128 output tokens."""
+"""A stream of 128 prompt tokens and 128 output tokens."""
 SERVED = (Workload(TokenRange(32, 256), TokenRange(64, 192)), RequestPace(concurrency=32, num_requests=64, warmup=4))
 """64 requests, 32 at a time."""
 CROWD = (Workload(TokenRange(32, 32), TokenRange(128, 128)), RequestPace(concurrency=64, num_requests=192, warmup=4))
 """64 streams at all times, long enough for the kernel's coarse accounting of CPU time."""
 FIRST = (Workload(TokenRange(8, 8), TokenRange(1, 1)), RequestPace(concurrency=1, num_requests=1))
-"""One request of one token, for the time of the first token after launch."""
+"""A request of one token, for the time of the first token after launch."""
 
 
 def measure(num_repeats: int, folder: Path, bundled: Path | None) -> list[Figure]:

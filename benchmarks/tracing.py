@@ -22,15 +22,13 @@ from starlette.types import Message, Receive, Scope, Send
 from sluice.engine.client.stream import GenerationStream
 from sluice.engine.types import EventDetail, FinishReason, GenerateRequest, SamplingParams, SequenceTiming, TokenEvent
 from sluice.gateway.calls import CallLog
-from sluice.gateway.front.http.guard import Guard, GuardMiddleware
-from sluice.gateway.front.http.passage import RequestTracing
+from sluice.gateway.front.http.guard import Guard, GuardMiddleware, RequestTracing
 from sluice.gateway.telemetry.metrics import GatewayMetrics
-from sluice.gateway.tracing.tracer import Tracer
+from sluice.gateway.telemetry.tracer import Tracer
 from sluice.pipelines.text.stream import timed_feed
 from sluice.pipelines.text.types import TextEvent
 from sluice.record.otel import ExportSettings, TraceExport, make_resource
-from sluice.record.spans import current_span, span
-from sluice.record.timelines import TimelineRing
+from sluice.record.spans import TimelineRing, current_span, span
 
 KINDS = ("off", "timelines", "timelines and traces, 1 % of them kept", "timelines and all traces")
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=[1] * 100, sampling=SamplingParams())

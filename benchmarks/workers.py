@@ -24,7 +24,7 @@ RATIO_TARGET = Target(1.7, is_ceiling=False)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kind of request."""
+    """A kind of request."""
 
     name: str
     path: str
@@ -91,7 +91,7 @@ def _measure(row: Row, num_workers: int, folder: Path) -> tuple[float, float, fl
 
 def _gateways(server: Server) -> list[psutil.Process]:
     children = server.gateway.children()
-    return [server.gateway, *(each for each in children if "sluice.gateway.workers" in each.cmdline())]
+    return [server.gateway, *(each for each in children if "sluice.gateway.workers.worker" in each.cmdline())]
 
 
 def _wrk(server: Server, row: Row, seconds: float) -> float:

@@ -18,7 +18,7 @@ class ComputeCapability(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """One GPU as NVML reports it."""
+    """A GPU as NVML reports it."""
 
     index: int
     name: str

@@ -1,4 +1,4 @@
-"""Shows how far a command has come: a bar on a terminal, else a line every few seconds."""
+"""Shows the progress of a command: a bar on a terminal, else a line every few seconds."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 REDRAW_S = 0.25
 LINE_EVERY_S = 5.0
 _SPEED_WINDOW_S = 300.0
-"""How far back the speed goes by which the bar forecasts the end."""
+"""Seconds over which the bar averages the speed for its forecast of the end."""
 
 
 class CountedProgress(Protocol):
-    """A work whose parts are counted. `noun` names them in the plural; `pace` returns the speed and what failed."""
+    """Work whose parts are counted. `noun` names them in the plural; `pace` returns the speed and the failures."""
 
     @property
     def noun(self) -> str: ...

@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING
 import uvloop
 from rich.console import Console
 
+from sluice.cli.errors import CommandError, reports_errors
 from sluice.cli.progress import show_progress
+from sluice.cli.serve import start_log
 from sluice.errors import SluiceError
 from sluice.gateway.checkpoint import find_checkpoint, model_name
 from sluice.gateway.options.command_line import add_options
 from sluice.gateway.options.config import GROUPS, ServeConfig, read_config
 from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
 from sluice.gateway.options.responses import NONE, ResponsesOptions
-from sluice.gateway.telemetry.logs import configure_logging
-from sluice.log_lines import JSON
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
-
+    from sluice.gateway.answers.batches.line_run import AnswerLine
     from sluice.gateway.answers.batches.lines import CheckedFile
     from sluice.gateway.answers.batches.results import ResultFiles
     from sluice.gateway.plane.data_plane import Plane
@@ -36,7 +35,7 @@ _GROUPS = (
 )
 """Groups of the options of `sluice serve` that matter without a server."""
 _MOST_RETRIES = 10
-"""How often a request is asked again that the engine has no room for: more means that there is no engine any more."""
+"""Most retries of a request that the engine has no room for. More of them mean that the engine is gone."""
 _SHOWN_PROBLEMS = 20
 _DESCRIPTION = """\
 Answer the requests of a file in OpenAI's batch format, without a server.
@@ -76,36 +75,30 @@ class RunPaths:
     errors: Path
 
 
+@reports_errors("sluice run-batch", OSError, ValueError)
 def command(argv: list[str]) -> int:
     """Answer the requests of a file in OpenAI's batch format, without a server."""
-    try:
-        paths, config = _parse(argv)
-    except OptionError as error:
-        return _fail(str(error), USAGE_ERROR)
+    paths, config = _parse(argv)
     from sluice.gateway.answers.batches.lines import check_file  # imported late: bad options should be reported fast
 
     try:
         found = check_file(paths.requests, sys.maxsize)
     except OSError as error:
-        return _fail(f"{paths.requests} cannot be read: {error.strerror}", USAGE_ERROR)
+        raise CommandError(f"{paths.requests} cannot be read: {error.strerror}", USAGE_ERROR) from None
     for problem in found.problems[:_SHOWN_PROBLEMS]:
         place = paths.requests if problem.line is None else f"{paths.requests}:{problem.line}"
-        _fail(f"{place}: {problem.message}", FAILED)
+        sys.stderr.write(f"sluice run-batch: error: {place}: {problem.message}\n")
     if found.problems:
         return FAILED
+    checkpoint = _find_model(config)
     try:
-        checkpoint = _find_model(config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(paths, found, config, checkpoint))
-    except OptionError as error:
-        return _fail(str(error), USAGE_ERROR)
     except KeyboardInterrupt:
         sys.stderr.write("sluice run-batch: stopped; the same command goes on from here\n")
         raise
     except SluiceError as error:
-        return _fail(f"{error}; the same command goes on from here", FAILED)
-    except (OSError, ValueError) as error:
-        return _fail(str(error), FAILED)
+        raise CommandError(f"{error}; the same command goes on from here") from None
 
 
 def _parse(argv: list[str]) -> tuple[RunPaths, ServeConfig]:
@@ -132,8 +125,7 @@ def _parse(argv: list[str]) -> tuple[RunPaths, ServeConfig]:
     flags["--log-level"] = flags["--log-level"] or "warning"  # lines of information would break the progress bar
     config = read_config({flag: value for flag, value in flags.items() if value is not None})
     config = replace(config, responses=ResponsesOptions(store=NONE))
-    logging = config.logging
-    configure_logging(logging.lowest_level, logging.file, is_json=logging.time_format == JSON)
+    start_log(config.logging)
     return paths, config
 
 
@@ -211,12 +203,11 @@ async def _ask(
     from sluice.gateway.answers.batches.places import PlaceKeeper, measure_capacity
     from sluice.gateway.answers.batches.records import new_id
     from sluice.gateway.answers.batches.service import check_model
-    from sluice.gateway.api.in_process import InProcessClient
 
     console = Console(stderr=True, soft_wrap=True)
     async with AsyncExitStack() as stack:
         with console.status("loading the model"):
-            plane, app = await stack.enter_async_context(_embedded(config, checkpoint))
+            plane, answer = await stack.enter_async_context(_embedded(config, checkpoint))
         for (url, model), line in found.targets.items():
             try:
                 check_model(plane, url, model)
@@ -224,14 +215,14 @@ async def _ask(
                 raise OptionError(f"{paths.requests}:{line}: {error.message}") from None
         places = PlaceKeeper(partial(measure_capacity, plane, is_alone=True))
         results = progress.results
-        run = LineRun(new_id("batch_"), "", None, InProcessClient(app), places, results, lambda _: None, _MOST_RETRIES)
+        run = LineRun(new_id("batch_"), "", None, answer, places, results, lambda _: None, _MOST_RETRIES)
         progress.began_s = time.monotonic()
         async with show_progress(progress, console):
             await run.run(pending_lines(paths.requests, results.finished))
 
 
 @asynccontextmanager
-async def _embedded(config: ServeConfig, checkpoint: Path | None) -> "AsyncIterator[tuple[Plane, ASGIApp]]":
+async def _embedded(config: ServeConfig, checkpoint: Path | None) -> "AsyncIterator[tuple[Plane, AnswerLine]]":
     """Load the models as `sluice serve` does, without ports. Raises SluiceError."""
     from sluice.gateway.assembly import load_model, make_application, make_server
     from sluice.gateway.model_engine import make_model_engine
@@ -248,13 +239,8 @@ async def _embedded(config: ServeConfig, checkpoint: Path | None) -> "AsyncItera
                 await asyncio.wait((starting,))
         await server.plane.repository.start(config.repository.load)
         server.plane.health.begin_serving()
-        yield server.plane, make_application(server, config)
+        yield server.plane, make_application(server, config).answer
     finally:
         await server.rooms.close()
         if engine is not None:
             await engine.stop()
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"sluice run-batch: error: {message}\n")
-    return code

@@ -2,20 +2,20 @@
 
 import gc
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from sluice.errors import SluiceError
+from sluice.cli.errors import CommandError, reports_errors
 from sluice.gateway.bundled import pipeline_repository
 from sluice.gateway.checkpoint import find_checkpoint, served_name
 from sluice.gateway.front.listeners import ListenError
 from sluice.gateway.options.command_line import check_accepted_flags, parse_flags
 from sluice.gateway.options.config import ServeConfig, find_unknown_variables, read_config
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OptionError
+from sluice.gateway.options.option import OptionError
+from sluice.gateway.options.telemetry import LoggingOptions
 from sluice.gateway.process_settings import raise_file_limit
 from sluice.gateway.telemetry.logs import configure_logging
 from sluice.log_lines import JSON
@@ -23,26 +23,28 @@ from sluice.log_lines import JSON
 log = logging.getLogger(__name__)
 
 
+@reports_errors("sluice serve", ListenError)
 def command(argv: list[str]) -> int:
     """Serve models: OpenAI API and Triton v2 over HTTP, Triton v2 over gRPC, Prometheus metrics."""
     started = perf_counter()
     flags = parse_flags(argv)
-    try:
-        config = resolve_draft_model(read_config(flags))
-        advice = check_accepted_flags(flags)
-        checkpoint = _find_model(config)
-    except OptionError as error:
-        return _fail(str(error), USAGE_ERROR)
-    try:
-        logging_options = config.logging
-        is_json = logging_options.time_format == JSON
-        configure_logging(logging_options.lowest_level, logging_options.file, is_json=is_json)
-    except OSError as error:
-        return _fail(f"--log-file cannot be written: {error}", FAILED)
+    config = resolve_draft_model(read_config(flags))
+    advice = check_accepted_flags(flags)
+    checkpoint = _find_model(config)
+    start_log(config.logging)
     if "--api-key" in flags:
         advice = [*advice, "--api-key: every user of this machine can read the key there; use --api-key-file"]
     _warn(advice)
-    return _serve(config, checkpoint, started)
+    _serve(config, checkpoint, started)
+    return 0
+
+
+def start_log(options: LoggingOptions) -> None:
+    """Begin the log of this process. Raises CommandError for a file that cannot be written."""
+    try:
+        configure_logging(options.lowest_level, options.file, is_json=options.time_format == JSON)
+    except OSError as error:
+        raise CommandError(f"--log-file cannot be written: {error}") from None
 
 
 def _find_model(config: ServeConfig) -> Path | None:
@@ -62,25 +64,18 @@ def resolve_draft_model(config: ServeConfig) -> ServeConfig:
     return replace(config, speculation=replace(config.speculation, draft_model_path=found))
 
 
-def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
+def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> None:
     # Imports make objects that stay, and no garbage: collections would take a seventh of their time. The server enables
     # them when it is assembled.
     gc.disable()
-    from sluice.gateway.lifecycle import (
-        run_server,  # imported only now: bad options are reported without its heavy imports
-    )
+    from sluice.gateway.lifecycle import run_server  # imported late: bad options are reported without its imports
 
     try:
         raise_file_limit()
         with bundled_pipeline(config, checkpoint) as complete:
             run_server(complete, checkpoint, started)
-    except OptionError as error:
-        return _fail(str(error), USAGE_ERROR)
-    except (ListenError, SluiceError) as error:
-        return _fail(str(error), FAILED)
     finally:
         gc.enable()
-    return 0
 
 
 @contextmanager
@@ -97,11 +92,6 @@ def bundled_pipeline(config: ServeConfig, checkpoint: Path | None) -> Iterator[S
         repository = replace(config.repository, paths=(*config.repository.paths, path))
         model = replace(config.model, path=str(checkpoint))
         yield replace(config, model=model, repository=repository, rag=replace(config.rag, is_served=True))
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"sluice serve: error: {message}\n")
-    return code
 
 
 def _warn(advice: list[str]) -> None:

@@ -5,6 +5,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from sluice.cli.errors import CommandError
+from sluice.gateway.options.option import USAGE_ERROR
+
 _CONTROL = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\t\n"}
 """Translates control characters away: a document must not move the cursor of its reader."""
 
@@ -17,11 +20,15 @@ def format_size(num_bytes: float) -> str:
     return f"{num_bytes / (1 << 10 * power):.{min(power, 1)}f} {_UNITS[power]}"
 
 
-def is_confirmed(question: str) -> bool:
-    """Ask on standard output. Returns whether the answer on standard input is yes."""
+def confirm(question: str, otherwise: str, refused: str) -> None:
+    """Ask on the terminal. Raises CommandError with `refused` for any answer but yes, and a usage error without a
+    terminal: `otherwise` says what to do there."""
+    if not sys.stdin.isatty():
+        raise CommandError(f"there is no terminal to ask; {otherwise}", USAGE_ERROR)
     sys.stdout.write(f"{question} [y/N] ")
     sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise CommandError(refused)
 
 
 def strip_control(text: str) -> str:

@@ -6,17 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from sluice.load.config import LoadConfigError
 from sluice.load.options import parser
-from sluice.load.run import RunError, run_blocking
+from sluice.load.run import INTERRUPTED, reports_errors, run_blocking
 from sluice.load.settings import make_config
 
 LONGEST_PROMPT, LARGEST_CROWD = 512, 16
 """The largest that a calibration measures without --prompt-tokens and --concurrency."""
-USAGE_ERROR = 2
-INTERRUPTED = 130
 
 
+@reports_errors("sluice load")
 def command(argv: list[str]) -> int:
     """Measure a streaming LLM server: latencies, throughput, failures."""
     other = _subcommand(argv[0]) if argv else None
@@ -31,13 +29,7 @@ def command(argv: list[str]) -> int:
     if arguments.calibrate is not None:
         return _calibrate(arguments)
     view = partial(report.show_progress, console=Console(stderr=True, soft_wrap=True))
-    try:
-        run = run_blocking(make_config(arguments), None if arguments.quiet else view)
-    except (LoadConfigError, RunError) as error:
-        sys.stderr.write(f"sluice load: {error}\n")
-        return USAGE_ERROR
-    except KeyboardInterrupt:  # before the first measured request
-        return INTERRUPTED
+    run = run_blocking(make_config(arguments), None if arguments.quiet else view)
     report.print_report(run, report.report_console())
     if arguments.json is not None:
         arguments.json.write_bytes(report.to_json(run, argv))
@@ -56,11 +48,11 @@ def _subcommand(name: str) -> Callable[[list[str]], int] | None:
     """Return the command of this name, None for the options of a run. Only what is needed is imported."""
     match name:
         case "compare":
-            from sluice.load.compare_command import compare
+            from sluice.load.compare import compare
 
             return compare
         case "ab":
-            from sluice.load.compare_command import ab
+            from sluice.load.compare import ab
 
             return ab
         case "sweep":
@@ -80,14 +72,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
     longest = arguments.prompt_tokens.high if arguments.prompt_tokens is not None else LONGEST_PROMPT
     crowd = arguments.concurrency or LARGEST_CROWD
-    try:
-        config = replace(make_config(arguments), metrics_url=None, measures_energy=False)
-        found = calibrate_blocking(config, longest, crowd, partial(_report, arguments.quiet))
-    except (LoadConfigError, RunError) as error:
-        sys.stderr.write(f"sluice load: {error}\n")
-        return USAGE_ERROR
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    config = replace(make_config(arguments), metrics_url=None, measures_energy=False)
+    found = calibrate_blocking(config, longest, crowd, partial(_report, arguments.quiet))
     arguments.calibrate.write_bytes(found.to_json())
     for name, seconds in found.costs.items():
         sys.stdout.write(f"{name:<16} {seconds * 1e6:12.3f} us\n")

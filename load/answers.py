@@ -10,7 +10,7 @@ from sluice.load.apis import ParsedEvent
 from sluice.load.config import LoadConfigError, ToolUse, Workload
 
 AnswerCheck = Callable[["AnswerRecord"], str | None]
-"""Returns what is wrong with an answer, None where nothing is."""
+"""Returns the fault of an answer, None for a correct one."""
 BUILTIN_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -71,7 +71,7 @@ def calibrate_blocking(config: LoadConfig, longest: int, most: int, report: Call
 async def calibrate(
     config: LoadConfig, longest: int, most: int, report: Callable[[str], None], runner: Runner = run_load
 ) -> CalibrationRun:
-    """Do the same in a running event loop. `runner` makes a run."""
+    """Measure as `calibrate_blocking` does, in a running event loop. `runner` makes a run."""
     sizes = sorted({*(each for each in PROMPTS if each < longest), longest})
     crowds = [
         (crowd, prompt)
@@ -132,8 +132,8 @@ async def _run(
 
 
 def _step_s(run: Run) -> float:
-    """Return what a step takes in the middle half of the answers, where all of the crowd decode; of an answer in a few
-    events, in all of it."""
+    """Return the seconds of a step in the middle half of the answers, where all of the crowd decode; of an answer in a
+    few events, in all of it."""
     steps = [step_s for result in run.results for step_s in _middle_step(result)]
     if not steps:
         raise RunError("no answer has enough events to tell what a step takes: the server merges tokens")
@@ -141,7 +141,7 @@ def _step_s(run: Run) -> float:
 
 
 def _factors(crowd: int, prompt: int) -> tuple[float, float, float, float, float, float]:
-    """Return how often such a step has each of COST_NAMES."""
+    """Return the factor of each of COST_NAMES in such a step."""
     return 1.0, 0.0, float(crowd), crowd * (prompt + OUTPUT / 2), 0.0, 0.0
 
 

@@ -1,9 +1,11 @@
-"""Callers: they take a request to the server and its answer to the reader."""
+"""Callers: they take a request to the server and its answer to the reader. And the clock by which both are timed."""
 
 import asyncio
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sluice.load.apis import Api, ApiContext
 from sluice.load.config import LoadTarget, Workload
@@ -11,25 +13,35 @@ from sluice.load.connection import ConnectionPool, encode_request
 from sluice.load.stream import Failure, FailureKind, PlannedRequest, StreamReader
 
 
-class Caller(Protocol):
+class Clock:
+    """The machine's monotonic clock, in seconds from an arbitrary start. Tests have one that stands still."""
+
+    now = staticmethod(time.perf_counter)
+
+    async def sleep_until(self, moment: float) -> None:
+        """Return at `moment` or later; at once where it has passed. A late wake-up counts as client wait."""
+        # uvloop counts in milliseconds and wakes up to one early, which would make latencies too small.
+        while (left := moment - time.perf_counter()) > 0.0:  # noqa: ASYNC110 - time has no event
+            await asyncio.sleep(left if left > 1e-3 else 0.0)
+
+
+class Caller(ABC):
     """Sends requests to one server."""
 
-    @property
-    def api(self) -> Api: ...
+    __slots__ = ()
+    api: Api
+    model: str
 
-    @property
-    def model(self) -> str: ...
-
+    @abstractmethod
     async def call(self, planned: PlannedRequest, reader: StreamReader, leaving: asyncio.Event) -> Failure | None:
         """Send one request, and let `reader` read until the end or until `leaving` is set, which breaks it off.
 
         Returns how the transport failed, None where it did not. Never raises for what the server does.
         """
-        ...
 
 
 @dataclass(slots=True)
-class HttpCaller:
+class HttpCaller(Caller):
     """Sends requests over HTTP/1.1."""
 
     target: LoadTarget

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from sluice.load.answers import AnswerCheck, schema_check, tool_check
 from sluice.load.apis import AskedTurn
-from sluice.load.callers import Caller
-from sluice.load.clock import Clock
+from sluice.load.callers import Caller, Clock
 from sluice.load.config import RequestPace, Workload
 from sluice.load.shares import WHOLE, Share
 from sluice.load.stream import Failure, FailureKind, LiveCounts, PlannedRequest, RequestResult, StreamReader
@@ -154,7 +153,7 @@ class Driver:
 
 
 def _answer_checks(workload: Workload) -> dict[FailureKind, AnswerCheck]:
-    """Return what answers must meet. A schema says nothing of an answer that calls a tool."""
+    """Return the checks of answers. A schema does not apply to an answer that calls a tool."""
     checks: dict[FailureKind, AnswerCheck] = {}
     if workload.tool_use is not None:
         checks[FailureKind.TOOL_CALL] = tool_check(workload.tool_use)

@@ -14,11 +14,10 @@ import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from sluice.load.apis import Api, ApiContext, ParsedEvent, Prompt
-from sluice.load.apis.base import NO_CONTEXT
+from sluice.load.apis import Api, ParsedEvent
+from sluice.load.apis.base import AskedRequest
 from sluice.load.apis.triton import Input, TensorMetadata, draw_inputs, planned_inputs, raw_bytes
-from sluice.load.callers import until
-from sluice.load.clock import Clock
+from sluice.load.callers import Caller, Clock, until
 from sluice.load.config import ApiKind, LoadConfigError, LoadTarget, Workload
 from sluice.load.stream import Failure, FailureKind, PlannedRequest, StreamReader
 
@@ -29,13 +28,10 @@ class GrpcApi(Api):
     """The facts of an answer over gRPC, whose messages need no parsing here."""
 
     has_terminator: ClassVar = False
+    route: ClassVar = ""
+    event: ClassVar = Any
 
-    def path(self, model: str) -> str:
-        return ""
-
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
         raise AssertionError("messages of gRPC are made by GrpcCaller")
 
     def parse(self, data: bytes) -> ParsedEvent:
@@ -49,7 +45,7 @@ class GrpcInferApi(GrpcApi):
 
 
 @dataclass(slots=True)
-class GrpcCaller:
+class GrpcCaller(Caller):
     """Sends requests over one channel, as tritonclient does. Use as an async context manager."""
 
     target: LoadTarget

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sluice.load.intervals import ConfidenceInterval, Floats, RequestSamples, latency_samples
-from sluice.load.report import latency_rows, report_lines, shown_command, title_of
+from sluice.load.report import LATENCY_COLUMNS, latency_rows, report_lines, shown_command, title_of
 from sluice.load.run import Run
 from sluice.load.stream import RequestResult
-from sluice.plots import Line, line_plot, render_report
+from sluice.load.summary import ConfidenceInterval, Floats, RequestSamples, latency_samples
+from sluice.plots import Line, html_table, line_plot, render_report
 
 _NUM_POINTS = 120
 _BLUE, _RED, _GREEN, _YELLOW = "#4477aa", "#cc6677", "#228833", "#b8860b"
@@ -27,13 +27,11 @@ def render_page(run: Run, argv: Sequence[str]) -> str:
 
 
 def _latencies(run: Run, samples: dict[str, RequestSamples]) -> str:
-    names = ("p50", "p90", "p95", "p99", "p99.9", "mean", "max", "samples", "p50, 95 % sure", "p99, 95 % sure")
-    rows = ["<tr><th>ms</th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
+    rows = []
     for label, figures in latency_rows(run.summary):
         found = samples[label].intervals(_INTERVALS) if label in samples else (None, None)
-        cells = "".join(f"<td>{cell}</td>" for cell in (*figures, *map(_interval, found)))
-        rows.append(f"<tr><td>{label}</td>{cells}</tr>")
-    return f"<table>{''.join(rows)}</table>"
+        rows.append((label, *figures, *map(_interval, found)))
+    return html_table(rows, ("ms", *LATENCY_COLUMNS, "p50, 95 % sure", "p99, 95 % sure"))
 
 
 def _interval(interval: ConfidenceInterval | None) -> str:

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import msgspec
 
-from sluice.load.config import ApiKind, LoadConfig, LoadConfigError, LoadTarget, RequestPace, Workload
+from sluice.load.config import ApiKind, LoadConfig, LoadTarget, RequestPace, Workload
 from sluice.load.connection import ConnectionPool
-from sluice.load.run import Run, RunError, get_json, run_load
+from sluice.load.run import FAILED, INTERRUPTED, Run, RunError, get_json, reports_errors, run_load
 from sluice.load.values import argument, at_least, new_file, shape
 
-_FAILED, _USAGE_ERROR, _INTERRUPTED = 1, 2, 130
 _DESCRIPTION = """\
 Measure a model of a v2 server (Triton, Sluice) with some flags of NVIDIA's perf_analyzer. For its other flags run
 perf_analyzer itself against this server.
@@ -83,23 +82,18 @@ class Measurement:
     split: ServerSplit | None
 
 
+@reports_errors("sluice load perf-analyzer")
 def perf_analyzer(argv: list[str]) -> int:
     """Measure, print what perf_analyzer prints, and write its CSV."""
     arguments = _parser().parse_args(argv)
-    try:
-        measurement = asyncio.run(_measure(_config(arguments)))
-    except (LoadConfigError, RunError) as error:
-        sys.stderr.write(f"sluice load perf-analyzer: {error}\n")
-        return _USAGE_ERROR
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    measurement = asyncio.run(_measure(_config(arguments)))
     for line in _lines(measurement, arguments.concurrency):
         sys.stdout.write(f"{line}\n")
     if arguments.latency_report_file is not None:
         _write_csv(arguments.latency_report_file, measurement, arguments.concurrency)
     if measurement.run.was_interrupted:
-        return _INTERRUPTED
-    return _FAILED if measurement.run.summary.num_failed else 0
+        return INTERRUPTED
+    return FAILED if measurement.run.summary.num_failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -218,7 +212,7 @@ def _lines(measurement: Measurement, concurrency: int) -> Iterator[str]:
 
 
 def bottleneck(split: ServerSplit, latency_ms: float) -> str:
-    """Say in words where most of a request's time went."""
+    """Describe in words where most of a request's time went."""
     parts = {
         "waiting in the queue: more instances, or larger batches": split.queue_us,
         "computing": split.compute_infer_us,

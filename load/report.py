@@ -16,10 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from sluice.load.config import LoadConfig
-from sluice.load.intervals import latency_samples
 from sluice.load.run import Run
 from sluice.load.stream import LiveCounts, RequestResult
-from sluice.load.summary import Summary, TurnFigures
+from sluice.load.summary import Summary, TurnFigures, latency_samples
 
 SECRET_FLAGS = ("--api-key", "--header")
 MAX_EXAMPLE_CHARS = 160
@@ -94,7 +93,7 @@ def print_report(run: Run, console: Console) -> None:
 
 
 def title_of(run: Run) -> str:
-    """Say in a line what was measured, and how."""
+    """Format the model, the server and the pace of a run as one line."""
     pace, target = run.config.pace, run.config.target
     how = f"{pace.concurrency} at a time"
     if pace.request_rate is not None:
@@ -180,7 +179,7 @@ def _ms(value: float | None) -> str:
 
 
 def _server_lines(run: Run) -> Iterator[str]:
-    """Yield what the server's metrics and the meters say, or why they say nothing."""
+    """Yield the figures of the server's metrics and of the meters, or the reasons why they are missing."""
     server, energy = run.watched.server, run.watched.energy
     if server is not None:
         phases = ", ".join(f"{name} {ms:,.2f} ms" for name, ms in server.phases_ms.items())
@@ -228,7 +227,7 @@ def encode_document(document: dict[str, Any]) -> bytes:
 
 
 def document_of(run: Run, argv: Sequence[str]) -> dict[str, Any]:
-    """Return what `to_json` encodes."""
+    """Return the document that `to_json` encodes."""
     config = asdict(run.config)
     config["target"]["headers"] = [name for name, _ in run.config.target.headers]
     return {

@@ -75,7 +75,7 @@ def _pace(arguments: argparse.Namespace) -> RequestPace:
 
 
 def _num_requests(arguments: argparse.Namespace) -> int | None:
-    """Return how many requests there are: no more than the trace has."""
+    """Return the number of requests, at most those of the trace."""
     if arguments.trace is None:
         return arguments.num_requests  # type: ignore[no-any-return]
     return min(len(read_trace(arguments.trace)), arguments.num_requests or sys.maxsize)

@@ -28,7 +28,7 @@ class Share:
         return filter(self.owns, itertools.count())
 
     def part_of(self, amount: int) -> int:
-        """Return how many of `amount` places are its own."""
+        """Return its number of places out of `amount`."""
         return len(range(self.number, amount, self.num_processes))
 
 

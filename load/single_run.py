@@ -1,12 +1,16 @@
 """A run of one process: find the model, warm up, send the requests, measure."""
 
 import asyncio
+import os
+import platform
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,18 +18,43 @@ import msgspec
 from sluice.load.answers import needs_answers
 from sluice.load.apis import Api, check_extras, make_api
 from sluice.load.apis.rag import DEFAULT_PIPELINE
-from sluice.load.callers import Caller, HttpCaller
-from sluice.load.clock import Clock, RealClock
+from sluice.load.callers import Caller, Clock, HttpCaller
 from sluice.load.config import ApiKind, LoadConfig, LoadConfigError, RequestPace
-from sluice.load.connection import ConnectionPool
+from sluice.load.connection import ConnectionPool, RunError, get, get_json
 from sluice.load.driver import Driver
-from sluice.load.fetch import RunError, get, get_json
-from sluice.load.machine import read_machine_info
 from sluice.load.shares import WHOLE, Begin, Share
 from sluice.load.stream import LiveCounts, PlannedRequest, RequestResult
 from sluice.load.summary import Summary, summarize
 from sluice.load.watch.watcher import Watched, Watcher
 from sluice.load.workload import WARMUP_STREAM, first_requests, planned_requests, prompt_source, requests_for
+
+
+def read_machine_info() -> dict[str, str | int]:
+    """Describe the machine: figures mean little without it."""
+    return {
+        "platform": platform.platform(),
+        "processor": _processor_name(),
+        "num_cores": os.cpu_count() or 1,
+        "python": platform.python_version(),
+        "sluice_version": _sluice_version(),
+    }
+
+
+def _processor_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _sluice_version() -> str:
+    try:
+        return version("sluice")
+    except PackageNotFoundError:
+        return "not installed"
+
 
 ProgressView = Callable[[LiveCounts], Coroutine[Any, Any, None]]
 """Shows the progress of a run until it is cancelled."""
@@ -75,7 +104,7 @@ async def run_single(
     Cancelled while sending (Ctrl-C), it returns the measurements until then. Raises `RunError` where the server cannot
     be reached or a warm-up request fails, `LoadConfigError` for bad settings.
     """
-    clock = clock or RealClock()
+    clock = clock or Clock()
     async with open_caller(config, clock) as caller:
         watcher = Watcher(config, caller.model, clock.now)
         return await _measure(Driver(config.workload, caller, clock), config, view, share, begin, watcher)

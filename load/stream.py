@@ -1,4 +1,4 @@
-"""One request on the wire: its stream of events, its measurement, and whether it counts as served."""
+"""Reads one request on the wire: its stream of events, its measurement, and whether it counts as served."""
 
 from array import array
 from collections.abc import Callable, Mapping
@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from sluice.load.answers import AnswerCheck, AnswerRecord
 from sluice.load.apis import Api, AskedTurn, Framing, ParsedEvent, Prompt
+from sluice.load.connection import ResponseReceiver
 
 
 class EventSplitter:
@@ -219,8 +220,8 @@ class LiveCounts:
 
 
 @dataclass(slots=True)
-class StreamReader:
-    """Reads one response as it arrives (a `connection.ResponseReceiver`), and finds out why it failed."""
+class StreamReader(ResponseReceiver):
+    """Reads one response as it arrives, and finds out why it failed."""
 
     api: Api
     counts: LiveCounts
@@ -313,7 +314,7 @@ class StreamReader:
         return self._counted_by_event if self._completion_tokens is None else self._completion_tokens
 
     def find_failure(self, requested_tokens: int, transport_failure: Failure | None) -> Failure | None:
-        """Return why this request failed, None where it was served.
+        """Return the failure of this request, None if it was served.
 
         A failure that the server reported takes precedence over how the connection ended (`transport_failure`).
         """

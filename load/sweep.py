@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import html
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,17 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from sluice.load import report
-from sluice.load.config import LoadConfigError
 from sluice.load.options import parser
-from sluice.load.run import Run, RunError, run_blocking
+from sluice.load.run import FAILED, INTERRUPTED, Run, reports_errors, run_blocking
 from sluice.load.settings import make_config
 from sluice.load.values import at_least
-from sluice.plots import Line, line_plot, render_report
+from sluice.plots import Line, html_table, line_plot, render_report
 
 _PAUSE_S = 1.0
 """Idle time before each run, so that the server has ended what the last one left."""
 _SEED_STEP = 1_000_003
-_FAILED, _USAGE_ERROR, _INTERRUPTED = 1, 2, 130
 _BLUE, _RED, _GREEN = "#4477aa", "#cc6677", "#228833"
 
 _SWEEP = """\
@@ -45,7 +42,7 @@ Exit status: 0 all served, 1 some requests failed, 2 a run could not begin, 130 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One load and its run."""
+    """A load and its run."""
 
     load: float
     run: Run
@@ -79,6 +76,7 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     ]
 
 
+@reports_errors("sluice load sweep")
 def sweep(argv: list[str]) -> int:
     """Run all loads, print a table, and write the reports."""
     options = parser("sluice load sweep", _SWEEP, _EPILOG, is_sweep=True)
@@ -95,17 +93,14 @@ def sweep(argv: list[str]) -> int:
             was_interrupted = run.was_interrupted
             if was_interrupted:
                 break
-    except (LoadConfigError, RunError) as error:
-        sys.stderr.write(f"sluice load sweep: {error}\n")
-        return _USAGE_ERROR
     except KeyboardInterrupt:
         was_interrupted = True
     if points:
         _report(points, arguments, argv)
     if was_interrupted:
-        return _INTERRUPTED
+        return INTERRUPTED
     is_failed = any(point.run.summary.num_failed for point in points) and not arguments.allow_failures
-    return _FAILED if is_failed else 0
+    return FAILED if is_failed else 0
 
 
 def _run(arguments: argparse.Namespace, load: float, number: int) -> Run:
@@ -217,8 +212,7 @@ def _page(points: list[Point], front: list[Point], arguments: argparse.Namespace
     command = shlex.join(["sluice", "load", "sweep", *report.shown_command(argv)])
     machine = ", ".join(f"{name} {value}" for name, value in points[0].run.machine.items())
     header, *rows = _rows(points, front, _unit(arguments))
-    cells = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    table = f"<table><tr>{''.join(f'<th>{name}</th>' for name in header)}</tr>{cells}</table>"
+    table = html_table(rows, header)
     return render_report(
         _title(points, arguments), (command, machine), (table,), _plots(points, front, _unit(arguments))
     )

@@ -20,7 +20,7 @@ MOONCAKE_BLOCK = 512
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRequest:
-    """One request of a trace."""
+    """A request of a trace."""
 
     at_s: float | None
     """Seconds from the start of the trace; None where the trace has no times."""
@@ -42,8 +42,8 @@ class TraceFormat:
 
 
 def read_trace(path: Path) -> list[ReplayedRequest]:
-    """Read a trace whose format the content tells, from its first request on. Raises `LoadConfigError` with the place
-    of what is wrong."""
+    """Read a trace, whose format is recognized by its content, from its first request on. Raises `LoadConfigError` with
+    the place of what is wrong."""
     try:
         requests = list(_format_of(path).read(path))
     except OSError as error:

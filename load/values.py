@@ -58,6 +58,14 @@ def shape(text: str) -> tuple[str, tuple[int, ...]]:
     return name, tuple(int(size) for size in sizes.split(","))
 
 
+def image_size(text: str) -> tuple[int, int]:
+    """Parse a size: `640x480`. Raises LoadConfigError."""
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) > 0 and int(height) > 0):
+        raise LoadConfigError(f"{text!r}: write the size of an image as WIDTHxHEIGHT, e.g. 640x480")
+    return int(width), int(height)
+
+
 def header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip() or "\n" in text or "\r" in text:
@@ -99,7 +107,7 @@ def whole_levels(text: str) -> tuple[float, ...]:
 
 
 def json_file(text: str, builtin: Any) -> Any:
-    """Read a file of JSON, or return `builtin` where that is what the text says."""
+    """Read a file of JSON; the text `builtin` stands for the value `builtin`."""
     if text == "builtin":
         return builtin
     try:

@@ -1,21 +1,23 @@
-"""The requests of a run: prompts, lengths and arrival times, all decided by the seed.
+"""The requests of a run: prompts, images, lengths and arrival times, all decided by the seed.
 
 Prompts are random, so that no prefix cache of the server makes them cheap.
 """
 
+import base64
+import io
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from sluice.load.apis import Prompt
 from sluice.load.config import ApiKind, Arrival, LoadConfigError, RequestPace, Workload
-from sluice.load.images import draw_images
 from sluice.load.shares import WHOLE, Share
 from sluice.load.stream import PlannedRequest
 from sluice.load.traces import ReplayedRequest, read_trace
@@ -32,11 +34,12 @@ WARMUP_STREAM, REQUEST_STREAM, ARRIVAL_STREAM, PREFIX_STREAM, TURN_STREAM, IMAGE
 """Independent random streams of one seed: none shifts with the length of another."""
 
 
-class PromptSource(Protocol):
+class PromptSource(ABC):
     """Makes prompts. `exactness` tells the reader of a report how exact their lengths are."""
 
     exactness: str
 
+    @abstractmethod
     def make(self, rng: np.random.Generator, num_tokens: int) -> Prompt: ...
 
 
@@ -186,7 +189,7 @@ def _gap(pace: RequestPace, rng: np.random.Generator) -> float:
 
 
 def _moment(pace: RequestPace, num_due: float) -> float | None:
-    """Return when as many requests are due, None where a ramp that falls to 0 never has as many."""
+    """Return the time at which `num_due` requests are due, None if a ramp that falls to 0 never has as many."""
     first = pace.request_rate or 0.0
     if pace.final_rate is None or pace.final_rate == first:
         return num_due / first
@@ -217,7 +220,7 @@ def prompt_source(api: ApiKind, workload: Workload) -> PromptSource:
     return ApproximateWords()
 
 
-class TokenIds:
+class TokenIds(PromptSource):
     """Makes prompts of random token ids, whose length is exact without a tokenizer.
 
     The lowest quarter of the vocabulary is left out, where special tokens and single bytes usually are.
@@ -235,7 +238,7 @@ class TokenIds:
         return ids
 
 
-class ApproximateWords:
+class ApproximateWords(PromptSource):
     """Makes prompts of common English words. Each counts as one token, which most vocabularies nearly confirm."""
 
     exactness = "approximate: common words, one counted as one token; --tokenizer makes them exact"
@@ -247,7 +250,7 @@ class ApproximateWords:
         return " ".join(rng.choice(self._words, num_tokens).tolist())
 
 
-class FittedWords:
+class FittedWords(PromptSource):
     """Makes prompts of words that are one token each for a tokenizer, fitted until the whole has the exact length.
 
     The length is that of the text itself; a chat template and a beginning-of-sequence token add to it.
@@ -300,3 +303,26 @@ def _load_tokenizer(path: Path) -> Any:
     if not file.is_file():
         raise LoadConfigError(f"--tokenizer {path}: no such file")
     return Tokenizer.from_file(str(file))
+
+
+BLOCK = 16
+"""Pixels of a side of a block. Noise by the pixel would make files several times as large as a photograph's."""
+
+
+def draw_images(rng: np.random.Generator, number: int, size: tuple[int, int]) -> tuple[str, ...]:
+    """Draw PNG images of `size` (width, height), in base64."""
+    return tuple(_draw(rng, size) for _ in range(number))
+
+
+def _draw(rng: np.random.Generator, size: tuple[int, int]) -> str:
+    try:
+        from PIL import Image  # only here: runs without images need not wait for it
+    except ImportError as error:
+        raise LoadConfigError(f"--images needs Pillow ({error}): pip install 'sluice[images]'") from None
+
+    width, height = (-(-each // BLOCK) for each in size)
+    blocks = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+    whole = blocks.resize((width * BLOCK, height * BLOCK), Image.Resampling.NEAREST).crop((0, 0, *size))
+    file = io.BytesIO()
+    whole.save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

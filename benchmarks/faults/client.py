@@ -38,7 +38,7 @@ async def opened(server: FaultServer, patience_s: float = PATIENCE_S) -> AsyncIt
 
 @dataclass(slots=True)
 class Stream:
-    """One client's stream: what has come of it, when, and how it ended (None while it runs)."""
+    """A client's stream: its events with their times, and its end (None while it runs)."""
 
     body: dict[str, Any]
     enough: int = 10

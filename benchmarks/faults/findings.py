@@ -15,7 +15,7 @@ ABSENT = ""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One measure of a fault: a number with its unit, or words where there is no number."""
+    """A measure of a fault: a number with its unit, or words if there is no number."""
 
     measure: str
     value: Value
@@ -28,7 +28,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """All that one fault did to one server."""
+    """The effects of one fault on one server."""
 
     fault: str
     server: str

@@ -14,7 +14,7 @@ from benchmarks.faults.server import FaultServer, Limits
 
 LIMITS = Limits()
 ANSWER_S = 15.0
-"""How long the sender waits for an answer."""
+"""Seconds that the sender waits for an answer."""
 NUM_SLOW, SLOW_S = 16, 10.0
 OTHER_TOKENS = 900
 Body = Callable[[FaultServer], bytes]
@@ -22,7 +22,7 @@ Body = Callable[[FaultServer], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of garbage. `is_half` sends a body that ends early and waits."""
+    """A kind of garbage. `is_half` sends a body that ends early and waits."""
 
     name: str
     body: Body

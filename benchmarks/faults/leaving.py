@@ -22,14 +22,14 @@ IDLE_CORES = 0.1
 
 @dataclass(slots=True)
 class _Idle:
-    """When the server was first seen idle, in seconds after the clients left; None for never."""
+    """Seconds from the clients' leaving until the server was first seen idle; None for never."""
 
     by_metric_s: float | None = None
     by_cpu_s: float | None = None
 
 
 async def measure(server: FaultServer) -> list[Finding]:
-    """Let 32 clients begin and leave, and watch the server until it is idle."""
+    """Start 32 clients, disconnect them, and watch the server until it is idle."""
     streams = [Stream(completion(server, number, MAX_TOKENS)) for number in range(NUM_CLIENTS)]
     async with opened(server) as client:
         tasks = [asyncio.create_task(stream.read(client)) for stream in streams]

@@ -12,11 +12,11 @@ from benchmarks.faults.server import FaultServer, Limits
 
 NUM_SEQS = 32
 TIMES = 32
-"""How many times more requests come than run at once."""
+"""The ratio of requests sent to requests that run at once."""
 MAX_TOKENS = 32
 NUM_WORDS = 200
 PATIENCE_S = 30.0
-"""How long a client waits for the next event before it gives up."""
+"""Seconds that a client waits for the next event before it gives up."""
 LIMITS = Limits(num_seqs=NUM_SEQS)
 SAMPLE_S = 0.1
 

@@ -35,7 +35,7 @@ def _fault(title: str, module: ModuleType, *, needs_fresh: bool = False) -> Faul
 
 
 SERVES_S = 30.0
-"""How long a server that took a fault may need for a short answer, to take the next."""
+"""Seconds in which a server must give a short answer after a fault to take the next one."""
 
 
 FAULTS: Mapping[str, Fault] = {

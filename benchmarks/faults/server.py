@@ -60,7 +60,7 @@ def _itself(process: psutil.Process) -> list[psutil.Process]:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """How one kind of server is started and looked at."""
+    """The command that starts a kind of server, and the routes that show its state."""
 
     key: str
     """Its name in --only."""

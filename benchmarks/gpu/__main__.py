@@ -19,7 +19,7 @@ from benchmarks.gpu.parts import PARTS, Part, add_options, outcome
 
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "wheels"
-"""Where a kit has them."""
+"""The kit's folder of them."""
 LIMIT_S = 540
 PATIENCE = 3
 """Factor of the parts' limits with small shapes, which run on machines of any speed."""

@@ -20,7 +20,7 @@ UNWANTED = ("torchaudio", "torchcodec", "torchvision")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """One package with its requirements except UNWANTED, at versions that `pins` constrain."""
+    """A package with its requirements except UNWANTED, at versions that `pins` constrain."""
 
     name: str
     package: str

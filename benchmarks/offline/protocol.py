@@ -50,7 +50,7 @@ def serve(load: Callable[[WorkerOptions], Engine]) -> None:
 
 
 def answer(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job: `batch` with requests, or `single` with one. Times are seconds from its start."""
+    """Run one job: `batch` with requests, or `single` with one. Times are seconds from its start."""
     requests: list[Request] = [(token_ids, num_tokens) for token_ids, num_tokens in job["requests"]]
     started = time.perf_counter()
     if job["kind"] == "single":

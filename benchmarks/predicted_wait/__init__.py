@@ -56,7 +56,7 @@ class Refusals(NamedTuple):
 
 
 class Scenario:
-    """One workload on one kind of engine."""
+    """A workload on one kind of engine."""
 
     def __init__(self, engine: Engine, workload: Workload, seed: int) -> None:
         self._engine, self._workload, self._seed = engine, workload, seed

@@ -18,7 +18,7 @@ from benchmarks.predicted_wait.workloads import MAX_NUM_SEQS, VOCABULARY, Worklo
 from sluice.engine.arrays import IntArray
 from sluice.engine.config import EngineConfig
 from sluice.engine.loop.load import load_runner
-from sluice.engine.runners.base import RunnerInfo, StepBatch
+from sluice.engine.runners.base import Runner, RunnerInfo, StepBatch
 from sluice.engine.sampling.host_logits import HostLogits
 
 BURN = "import sys, time; time.sleep({sleep}); end = time.time() + {burn}\nwhile time.time() < end: pass"
@@ -52,7 +52,7 @@ class VirtualClock:
         self.time_s += seconds
 
 
-class VirtualRunner:
+class VirtualRunner(Runner):
     """A model whose tokens count down to the end of sequence: a prompt's last token is the length of its output."""
 
     def __init__(self, clock: VirtualClock, seed: int, costs: Costs, *, num_blocks: int, is_noisy: bool) -> None:
@@ -72,7 +72,7 @@ class VirtualRunner:
         self._phase_ends_at, self._slowdown = 0.0, 1.0
 
     def run(self, batch: StepBatch) -> HostLogits:
-        """Let the step's time pass, and give all weight to the token below the last one."""
+        """Sleep for the step's time, and give all weight to the token below the last one."""
         lengths = np.diff(batch.subsequence_begins)
         self._clock.sleep(self._seconds(int((lengths == 1).sum()), lengths, batch.past_lens))
         logits = np.zeros((len(batch.sampled_rows), VOCABULARY), np.float32)
@@ -141,7 +141,7 @@ class RealEngine:
 
     @contextmanager
     def noise(self, seconds: float) -> Iterator[None]:
-        """Let another process compute during the second third of that time."""
+        """Run another computing process during the second third of that time."""
         process = subprocess.Popen([sys.executable, "-c", BURN.format(sleep=seconds / 3, burn=seconds / 3)])
         try:
             yield

@@ -13,16 +13,16 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.forecast.wait import WaitForecast
 from sluice.engine.frames import Cancel, Command, StepFrame, Submit
 from sluice.engine.loop.executor import InflightExecutor
-from sluice.engine.loop.intake import Intake
-from sluice.engine.queued import QueuedSequence
+from sluice.engine.loop.sequences import Intake
 from sluice.engine.runners.base import Runner
 from sluice.engine.scheduling.admission import Backlog
+from sluice.engine.sequence import QueuedSequence
 from sluice.engine.sequence import Sequence as EngineSequence
 from sluice.engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_LATENCY_S = 0.05
-"""How much later than it was told to a client may come back."""
+"""Seconds by which a client may come back later than it was told to."""
 
 
 class Clock(Protocol):
@@ -45,9 +45,9 @@ class Outcome:
     is_refused: bool = False
     """Whether its deadline was found too early at submit; an exempt request is served all the same."""
     waited_s: float | None = None
-    """From its submit to its admission."""
+    """Seconds from its submit to its admission."""
     finished_s: float | None = None
-    """When it had all its tokens."""
+    """The time of its last token."""
     num_output: int = 0
     told_s: list[float] = field(default_factory=list)
     """The `Retry-After` of each time that it found the queue full."""

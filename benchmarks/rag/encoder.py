@@ -60,7 +60,7 @@ def _write_repository(root: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One measurement. `cpu_ms` is the server's CPU time per request, which other processes hardly change."""
+    """A measurement. `cpu_ms` is the server's CPU time per request, which other processes hardly change."""
 
     rate: float
     cpu_ms: float

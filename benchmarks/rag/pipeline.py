@@ -13,7 +13,7 @@ import uvloop
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.server import running_server
-from sluice.load.connection import ConnectionPool, encode_request
+from sluice.load.connection import ConnectionPool, ResponseReceiver, encode_request
 
 NUM_QUESTIONS = 48
 NUM_CLIENTS = (1, 8)
@@ -35,7 +35,7 @@ Ask = Callable[[ConnectionPool, str], Awaitable[float]]
 
 
 @dataclass(slots=True)
-class _Body:
+class _Body(ResponseReceiver):
     """Receives a response, and records when its first piece with `mark` arrives."""
 
     now: Callable[[], float]

@@ -18,8 +18,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from benchmarks.figures import Figure, ReportProgress, Target
 from benchmarks.rag.corpus import COLLECTION, Corpus, python_corpus
 from sluice.bundled import models_folder
-from sluice.pipelines.rag.retrieval.search import SearchOptions, SearchQuery
 from sluice.pipelines.rag.retriever import parse_settings
+from sluice.pipelines.rag.search import SearchOptions, SearchQuery
 from sluice.pipelines.rag.types import Hit, RetrievalMode
 
 QUESTIONS = Path(__file__).parent / "data" / "python_questions.jsonl"

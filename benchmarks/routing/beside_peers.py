@@ -10,8 +10,7 @@ from benchmarks.routing.peers import PEERS, running_peer
 from sluice.engine.fleet.router import RoutingPolicy
 from sluice.engine.simulation.fleet import FleetConfig, FleetRun, simulate
 from sluice.engine.simulation.summary import summarize
-from sluice.engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
-from sluice.engine.simulation.traces import TracedRequest, scaled
+from sluice.engine.simulation.traces import SharedPrefixes, TracedRequest, scaled, shared_prefix_trace
 
 OURS = "Sluice"
 NUM_REQUESTS = 1500

@@ -13,8 +13,7 @@ from sluice.engine.fleet.router import RouterSettings, RoutingPolicy
 from sluice.engine.simulation.fleet import FleetConfig, FleetRun, simulate
 from sluice.engine.simulation.profile import ReplicaProfile, StepCosts
 from sluice.engine.simulation.summary import FleetSummary, summarize
-from sluice.engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
-from sluice.engine.simulation.traces import TracedRequest, scaled
+from sluice.engine.simulation.traces import SharedPrefixes, TracedRequest, scaled, shared_prefix_trace
 
 PROFILE = ReplicaProfile(
     costs=StepCosts(step_s=0.008, prefill_token_s=6e-5, decode_seq_s=4e-4, context_token_s=1e-7),

@@ -24,6 +24,7 @@ from benchmarks.figures import BenchmarkError, ReportProgress
 from benchmarks.offline.environments import Environment, interpreter
 from sluice.engine.blocks import BlockHash
 from sluice.engine.fleet.router import ReplicaView
+from sluice.engine.simulation.fleet import SimulatedRouter
 from sluice.engine.simulation.traces import TracedRequest
 
 DYNAMO = Environment("dynamo", "ai-dynamo-runtime", "1.6.1")
@@ -115,7 +116,7 @@ def _tokens(request: TracedRequest, number: int) -> list[int]:
     return tokens + rest
 
 
-class DynamoRouter:
+class DynamoRouter(SimulatedRouter):
     """Dynamo's KV router. Its index hears of stored and removed blocks; answers' own blocks are left out, since no
     prompt of the trace has them.
 
@@ -214,8 +215,9 @@ def _split(hashes: bytes) -> list[bytes]:
     return [hashes[begin : begin + HASH_BYTES] for begin in range(0, len(hashes), HASH_BYTES)]
 
 
-class SmgRouter:
-    """smg's policy `cache_aware`, which guesses what caches have by the prompts that it has sent on."""
+class SmgRouter(SimulatedRouter):
+    """smg's policy `cache_aware`, which guesses what caches have by the prompts that it has sent on: plain workers tell
+    it nothing."""
 
     name = "smg"
 
@@ -232,9 +234,6 @@ class SmgRouter:
     ) -> int:
         text = " ".join(map(str, _tokens(request, number)))
         return int(self._peer.say(job="choose", number=number, text=text))
-
-    def note_changes(self, replica: int, stored: bytes, removed: bytes) -> None:
-        """Plain workers tell it nothing of their caches."""
 
     def note_first_token(self, number: int) -> None:
         self._peer.say(job="first", number=number)

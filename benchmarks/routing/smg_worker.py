@@ -26,7 +26,7 @@ CHUNK = b'data: {"id":"1","object":"text_completion","created":1,"model":"m","ch
 
 
 class Exchange:
-    """One request on its way through smg."""
+    """A request on its way through smg."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()

@@ -14,8 +14,8 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.forecast.wait import WaitForecast
 from sluice.engine.frames import Command, StepFrame, Submit
 from sluice.engine.loop.executor import InflightExecutor
-from sluice.engine.queued import QueuedSequence
 from sluice.engine.runners.base import Runner
+from sluice.engine.sequence import QueuedSequence
 from sluice.engine.statistics import EngineStats
 from sluice.engine.types import EngineInfo, GenerateRequest
 

@@ -21,7 +21,7 @@ class CutError(Exception):
 
 @dataclass(slots=True)
 class Cuts:
-    """Where the connections of a client are cut: each of the first `most` after up to `most_bytes` bytes."""
+    """The cuts of a client's connections: each of the first `most` after up to `most_bytes` bytes."""
 
     random: random.Random
     most: int
@@ -35,7 +35,7 @@ class Cuts:
 
 @dataclass(slots=True)
 class CutStream:
-    """One stream, read over as many connections as it takes. An event that is missing or comes twice is an error.
+    """A stream, read over as many connections as it takes. An event that is missing or comes twice is an error.
 
     `addresses` are those of the gateways; each connection goes to the next one.
     """

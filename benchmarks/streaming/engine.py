@@ -21,7 +21,7 @@ TOKEN = 99
 """The token that it emits: `~` in the bundled model's vocabulary."""
 HEARTBEAT_S = 0.25
 LONGEST_NAP_S = 0.005
-"""How long commands may wait. Shorter waits for them than a millisecond would be busy ones."""
+"""Seconds that commands may wait. Waits below a millisecond would be busy ones."""
 
 
 class TokenSource:

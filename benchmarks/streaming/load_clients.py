@@ -39,7 +39,7 @@ _AIPERF_NAMES = {
     "E2E p50": ("request_latency", "p50"),
     "output": ("output_token_throughput", "avg"),
 }
-"""Where AIPerf's report has the figures. Its inter-token latency is the mean of a request, which is our TPOT."""
+"""The places of the figures in AIPerf's report. Its inter-token latency is the mean of a request, which is our TPOT."""
 Samples = Mapping[str, Mapping[str, list[float]]]
 
 

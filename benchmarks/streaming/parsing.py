@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from benchmarks.figures import Figure, ReportProgress, Target
-from sluice.gateway.api.openai.chat import ChatReply
-from sluice.gateway.api.openai.parts import PartsReply
+from sluice.gateway.api.openai.chat import ChatReply, PartsReply
 from sluice.gateway.api.openai.reply import OpenAIReply, ReplyOptions
 from sluice.pipelines.chat.registry import ChatFormats, find_formats
 from sluice.pipelines.text.types import TextEvent

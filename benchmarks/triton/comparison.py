@@ -31,7 +31,7 @@ _SAME = dict.fromkeys(CLIENTS[1:], 1.0)
 
 @dataclass(frozen=True, slots=True)
 class LoadKind:
-    """One kind of load, by wrk or `benchmarks.triton.client`. `targets` are the least ratios to Triton's rate, by
+    """A kind of load, by wrk or `benchmarks.triton.client`. `targets` are the least ratios to Triton's rate, by
     clients."""
 
     name: str

@@ -1,12 +1,16 @@
 """Runs a build with its progress on a console, or writes it as a shell script (`--dry-run`)."""
 
+import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -19,11 +23,13 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from sluice import __version__
 from sluice.cli.build.configs import RepositoryNames
-from sluice.cli.build.manifest import make_manifest, write_manifest
 from sluice.cli.build.options import BuildError, BuildOptions
 from sluice.cli.build.output import check_output, check_space, publish, staging
 from sluice.cli.build.plan import (
+    TOKENIZER_DIRECTORY,
+    VERSION,
     BuildPaths,
     BuildPlan,
     choose_build_runtime,
@@ -32,10 +38,14 @@ from sluice.cli.build.plan import (
     plan_fetch,
     work_folder,
 )
-from sluice.cli.build.source import BuildSource, find_source, read_checkpoint
+from sluice.cli.build.source import BuildSource, SourceCheckpoint, find_source, read_checkpoint
 from sluice.cli.build.steps import Advance, BuildStep, ConvertStep, CopyStep, ToolStep, shell_comment, shell_quote
+from sluice.cli.checkpoint_files import CONFIG, MANIFEST, sha256_of, tokenizer_file
+from sluice.cli.gpus import read_driver
 from sluice.cli.terminal import format_size
 from sluice.engine.config import Runtime
+from sluice.engine.model_folder import ModelFormat
+from sluice.gateway.checkpoint import is_hub_id
 from sluice.machine import num_gpus
 
 _NUM_PUBLISH_STEPS = 1
@@ -55,7 +65,7 @@ def build(options: BuildOptions, console: Console) -> tuple[str, ...]:
         paths.work.mkdir()
         progress = StepProgress(console)
         _make(options, source, runtime, models, paths, progress)
-        progress.run(_Publish(paths, models, folder / "replaced"))
+        progress.run(_PublishStep("move the models into the repository", paths, models, folder / "replaced"))
     return models.all
 
 
@@ -106,22 +116,19 @@ def _make(
     write_manifest(make_manifest(options, source, checkpoint, plan, paths, tools), paths.models / models.model)
 
 
-class _Publish:
+@dataclass(frozen=True, slots=True)
+class _PublishStep(BuildStep):
     """The last step of a build: moves the models into the repository."""
 
-    purpose = "move the models into the repository"
-
-    def __init__(self, paths: BuildPaths, models: RepositoryNames, replaced: Path) -> None:
-        self._paths, self._models, self._replaced = paths, models, replaced
+    paths: BuildPaths
+    models: RepositoryNames
+    replaced: Path
 
     def script(self) -> str:
         raise AssertionError("the steps of a script write to the repository itself")
 
-    def size_bytes(self) -> int:
-        return 0
-
-    def run(self, advance: object) -> None:
-        publish(self._paths.models, self._paths.published, self._models.all, self._replaced)
+    def run(self, advance: Advance) -> None:
+        publish(self.paths.models, self.paths.published, self.models.all, self.replaced)
 
 
 def _check_machine(steps: Sequence[BuildStep], paths: BuildPaths) -> None:
@@ -242,3 +249,70 @@ def _missing_tool_lines(tools: Sequence[ToolStep]) -> Iterator[str]:
         yield "#"
         yield "# Not here, and needed by what follows:"
         yield from (f"#   {requires}: {install}" for install, requires in missing.items())
+
+
+FORMAT = 1
+"""Version of the format. It is raised when a field changes its meaning."""
+
+
+def make_manifest(
+    options: BuildOptions,
+    source: BuildSource,
+    checkpoint: SourceCheckpoint,
+    plan: BuildPlan,
+    paths: BuildPaths,
+    tools: Iterable[ToolStep],
+) -> dict[str, Any]:
+    """Return the manifest of the model that was built in `paths`.
+
+    `source` is what CHECKPOINT names, `checkpoint` what was fetched of it, and `tools` are the commands that were run.
+    """
+    is_engine = plan.format is ModelFormat.TENSORRT_LLM_ENGINE
+    model = paths.models / plan.names.model
+    tokenizer = tokenizer_file(model / VERSION, model / TOKENIZER_DIRECTORY)
+    return {
+        "format": FORMAT,
+        "built_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "sluice_version": __version__,
+        "name": plan.names.model,
+        "models": list(plan.names.all),
+        "runtime": plan.runtime.value,
+        "runtime_version": plan.builder.library_version(options),
+        "model_format": plan.format.value,
+        "compute_capability": _compute_capability() if is_engine and options.is_compiled else None,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "pipeline_parallel_size": options.pipeline_parallel_size,
+        "quantization": options.quantization if options.quantization != "none" else checkpoint.quantized_by or "none",
+        "dtype": options.dtype.value,
+        "kv_cache_dtype": options.kv_cache_dtype,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": options.max_num_batched_tokens,
+        "max_beam_width": options.max_beam_width,
+        "source": _source_fields(options, source, checkpoint),
+        "tokenizer_file": tokenizer.name if tokenizer else None,
+        "tokenizer_sha256": sha256_of(tokenizer) if tokenizer else None,
+        "commands": [paths.to_published(tool.script()) for tool in tools],
+    }
+
+
+def write_manifest(fields: dict[str, Any], model: Path) -> None:
+    (model / MANIFEST).write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def _source_fields(options: BuildOptions, source: BuildSource, checkpoint: SourceCheckpoint) -> dict[str, Any]:
+    """Describe the source. `revision` is the commit of a hub model, which names its folder in the hub's cache."""
+    is_from_hub = not Path(options.checkpoint).exists() and is_hub_id(options.checkpoint)
+    config = checkpoint.path / CONFIG
+    return {
+        "checkpoint": options.checkpoint if is_from_hub else str(Path(options.checkpoint).absolute()),
+        "kind": source.format.value if isinstance(source, SourceCheckpoint) else "nemo",
+        "revision": checkpoint.path.name if is_from_hub else None,
+        "config_sha256": sha256_of(config) if config.is_file() else None,
+    }
+
+
+def _compute_capability() -> str | None:
+    """Return the compute capability of the first GPU, as "9.0"; None where NVML does not report it."""
+    gpus = read_driver().gpus
+    return str(gpus[0].capability) if gpus and gpus[0].capability else None

@@ -3,12 +3,11 @@
 import sys
 from dataclasses import replace
 
-from sluice.cli.build.options import BuildError, UsageError, parse_options
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OptionError
-
-_ERROR = "sluice build: error: "
+from sluice.cli.build.options import parse_options
+from sluice.cli.errors import reports_errors
 
 
+@reports_errors("sluice build", OSError)
 def command(argv: list[str]) -> int:
     """Make a model repository from a HuggingFace or NeMo checkpoint."""
     options = parse_options(argv)
@@ -16,20 +15,12 @@ def command(argv: list[str]) -> int:
     from rich.console import Console
 
     from sluice.cli.build.building import build, make_script, summary_lines
-    from sluice.errors import SluiceError
     from sluice.gateway.options.config import read_config
 
-    try:
-        options = replace(options, cache_path=options.cache_path or read_config({}).model.cache_path)
-        if options.is_dry:
-            sys.stdout.write(make_script(options))
-            return 0
-        models = build(options, Console(stderr=True, soft_wrap=True))
-    except (UsageError, OptionError) as error:
-        sys.stderr.write(f"{_ERROR}{error}\n")
-        return USAGE_ERROR
-    except (BuildError, SluiceError, OSError) as error:
-        sys.stderr.write(f"{_ERROR}{error}\n")
-        return FAILED
+    options = replace(options, cache_path=options.cache_path or read_config({}).model.cache_path)
+    if options.is_dry:
+        sys.stdout.write(make_script(options))
+        return 0
+    models = build(options, Console(stderr=True, soft_wrap=True))
     sys.stdout.writelines(f"{line}\n" for line in (f"Built {options.output}:", *summary_lines(options, models)))
     return 0

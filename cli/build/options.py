@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from sluice.cli.errors import CommandError
 from sluice.engine.config import Runtime
-from sluice.gateway.options.option import OneLineParser, argument_type, choice, enum_member, integer
+from sluice.gateway.options.option import USAGE_ERROR, OneLineParser, argument_type, choice, enum_member, integer
 
 _DESCRIPTION = """\
 Make a Triton model repository from a HuggingFace or NeMo checkpoint.
@@ -46,12 +47,14 @@ requested.
 """
 
 
-class BuildError(Exception):
+class BuildError(CommandError):
     """A build that failed. The text tells the operator what is wrong and what to do."""
 
 
 class UsageError(BuildError):
     """A build that cannot be made as requested. Another command line is needed."""
+
+    code = USAGE_ERROR
 
 
 class Layout(StrEnum):

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from sluice.cli.build.builder import RuntimeBuilder
-from sluice.cli.build.checkpoint_files import has_tokenizer
 from sluice.cli.build.configs import (
     MAX_BATCH_SIZE,
     TOKENIZER_FOLDER,
@@ -22,6 +21,7 @@ from sluice.cli.build.options import BuildOptions, UsageError
 from sluice.cli.build.source import BuildSource, HubModel, SourceCheckpoint, nemo_steps
 from sluice.cli.build.steps import BuildStep, CopyStep, ToolStep, WriteStep
 from sluice.cli.build.tensorrt_llm import TENSORRT_LLM_BUILDER
+from sluice.cli.checkpoint_files import tokenizer_file
 from sluice.engine.config import EngineConfig, Runtime
 from sluice.engine.model_folder import ModelFormat
 from sluice.engine.runtimes import BUNDLED, best_runtime
@@ -59,7 +59,7 @@ def work_folder(repository: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """All steps of a build from a checkpoint."""
+    """The steps of a build from a checkpoint."""
 
     runtime: Runtime
     format: ModelFormat
@@ -149,7 +149,7 @@ def _check_tokenizer(options: BuildOptions, source: SourceCheckpoint) -> None:
     folder = options.tokenizer or source.path
     if options.tokenizer is None and not source.path.is_dir():
         return
-    if not has_tokenizer(folder):
+    if tokenizer_file(folder) is None:
         argument = "--tokenizer" if options.tokenizer else "CHECKPOINT"
         raise UsageError(
             f"{argument} {folder} has no tokenizer (tokenizer.json or tokenizer.model); name a folder that has the "
@@ -196,7 +196,7 @@ def _stage_steps(names: RepositoryNames, tokenizer: Path, max_batch_size: int, m
 
 
 def _model_parameters(options: BuildOptions, runtime: Runtime, built: ModelFormat) -> dict[str, str]:
-    """Return the parameters of the model's config.pbtxt, without those that its files state (an engine's limits)."""
+    """Return the parameters of the model's config.pbtxt, except those that its files contain (an engine's limits)."""
     parameters = {
         "runtime": runtime.value,
         "exclude_input_in_output": "true",

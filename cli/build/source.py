@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from sluice.cli.build.checkpoint_files import CONFIG
 from sluice.cli.build.options import UsageError
 from sluice.cli.build.steps import PYTHON, BuildStep, ToolStep
+from sluice.cli.checkpoint_files import CONFIG
 from sluice.engine.model_folder import ModelFormat, model_format
 from sluice.engine.yaml_text import load_yaml
 from sluice.gateway.checkpoint import download_from_hub, find_checkpoint, is_hub_id, model_name
@@ -91,7 +91,7 @@ BuildSource = SourceCheckpoint | HubModel | NemoCheckpoint
 
 
 def find_source(text: str, *, is_dry: bool) -> BuildSource:
-    """Find what CHECKPOINT names. A model of the hub is downloaded, unless it is a dry run.
+    """Find the source of CHECKPOINT. A model of the hub is downloaded, unless this is a dry run.
 
     Raises UsageError where it names nothing that can be built from.
     """

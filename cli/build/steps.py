@@ -5,21 +5,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from safetensors import TensorSpec, serialize_file
 
-from sluice.cli.build.checkpoint_files import (
+from sluice.cli.build.options import BuildError
+from sluice.cli.checkpoint_files import (
     TOKENIZER_AND_CONFIG_PATTERNS,
     model_files,
     model_patterns,
     size_of,
     tokenizer_files,
 )
-from sluice.cli.build.options import BuildError
 from sluice.engine.config import EngineConfig
 from sluice.engine.model_folder import ModelFormat
 from sluice.engine.models.weights.assembled import stored_tensors
@@ -37,32 +37,29 @@ _READABLE = 0o644
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
-class BuildStep(Protocol):
-    """One step of a build."""
+@dataclass(frozen=True, slots=True)
+class BuildStep(ABC):
+    """A step of a build. `purpose` is a verb phrase that can follow 'to'."""
 
-    @property
-    def purpose(self) -> str:
-        """Purpose of the step, as a verb phrase that can follow 'to'."""
-        ...
+    purpose: str
 
+    @abstractmethod
     def script(self) -> str:
         """Return shell commands that do the same as `run`."""
-        ...
 
     def size_bytes(self) -> int:
-        """Return about how many bytes the step writes, 0 where that is not known."""
-        ...
+        """Estimate the bytes that the step writes; 0 for few, or an unknown number."""
+        return 0
 
+    @abstractmethod
     def run(self, advance: Advance) -> None:
-        """Do the step. Raises BuildError, SluiceError or OSError."""
-        ...
+        """Run the step. Raises BuildError, SluiceError or OSError."""
 
 
 @dataclass(frozen=True, slots=True)
-class ToolStep:
+class ToolStep(BuildStep):
     """Runs another program. `requires` is the program or the script that must exist for it."""
 
-    purpose: str
     argv: tuple[str, ...]
     requires: str
     install_command: str
@@ -89,10 +86,9 @@ class ToolStep:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyStep:
+class CopyStep(BuildStep):
     """Copies or links a checkpoint's files into a folder: all that serving needs, or those of the tokenizer."""
 
-    purpose: str
     source: Path
     target: Path
     format: ModelFormat | None
@@ -131,18 +127,14 @@ class CopyStep:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteStep:
+class WriteStep(BuildStep):
     """Writes a text file."""
 
-    purpose: str
     path: Path
     text: str
 
     def script(self) -> str:
         return f"mkdir -p {shell_quote(self.path.parent)}\ncat > {shell_quote(self.path)} <<'END'\n{self.text}END"
-
-    def size_bytes(self) -> int:
-        return len(self.text)
 
     def run(self, advance: Advance) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,10 +142,9 @@ class WriteStep:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertStep:
+class ConvertStep(BuildStep):
     """Converts a checkpoint by optimum-intel where Sluice has no graph for it. The result stays in the cache too."""
 
-    purpose: str
     source: Path
     target: Path
     quantization: str
@@ -183,10 +174,9 @@ class ConvertStep:
 
 
 @dataclass(frozen=True, slots=True)
-class CompressStep:
+class CompressStep(BuildStep):
     """Compresses the weights to 8 or 4 bits, and copies the tensors that stay uncompressed."""
 
-    purpose: str
     source: Path
     target: Path
     quantization: str

@@ -7,10 +7,10 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from sluice.cli.build.builder import RuntimeBuilder
-from sluice.cli.build.checkpoint_files import model_files, size_of
 from sluice.cli.build.options import BuildOptions, Dtype, UsageError
 from sluice.cli.build.source import SourceCheckpoint
 from sluice.cli.build.steps import PYTHON, BuildStep, CopyStep, ToolStep
+from sluice.cli.checkpoint_files import model_files, size_of
 from sluice.engine.delegated.tensorrt_llm.library import FIRST_WITHOUT_ENGINES, LAST_WITH_ENGINES, MINIMUM, is_before
 from sluice.engine.model_folder import ModelFormat
 
@@ -39,7 +39,7 @@ _CONVERTERS = {
     "phi": ("phi", False),
     "phi3": ("phi", False),
 }
-"""By model_type: the folder of its convert_checkpoint.py, and whether that script can split pipeline stages.
+"""The folder of convert_checkpoint.py by model_type, and whether that script can split pipeline stages.
 
 The scripts run without a GPU. Models of other types go through quantize.py, which can leave the precision alone."""
 

@@ -13,14 +13,14 @@ from sluice.cli.doctor.live import diagnose
 from sluice.cli.doctor.machine import read_machine
 from sluice.cli.doctor.machine_checks import check_machine
 from sluice.cli.doctor.model_checks import ServingOptions, check_model
-from sluice.cli.doctor.models import read_model
-from sluice.cli.doctor.targets import ModelTarget, find_targets
-from sluice.cli.live.server import RunningServer, ServerError
+from sluice.cli.doctor.models import ModelTarget, find_targets, read_model
+from sluice.cli.errors import CommandError, reports_errors
+from sluice.cli.server import find_server
 from sluice.engine.config import EngineConfig, Runtime
 from sluice.engine.runtimes import RuntimeChoice, choose_runtime
 from sluice.errors import SluiceError
 from sluice.gateway.options.command_line import add_options
-from sluice.gateway.options.config import GROUPS, ServeConfig, read_client_options, read_config
+from sluice.gateway.options.config import GROUPS, ServeConfig, read_config
 from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, seconds
 from sluice.gateway.options.rag import RagClientOptions
 from sluice.gateway.watch.live.findings import Severity
@@ -63,6 +63,7 @@ _FLAGS = (
 """The options of `sluice serve` that a check depends on."""
 
 
+@reports_errors("sluice doctor")
 def command(argv: list[str]) -> int:
     """Check this machine, its libraries and models, and report what will not work and what to do."""
     arguments = _parser().parse_args(argv)
@@ -73,9 +74,8 @@ def command(argv: list[str]) -> int:
         config = read_config(flags)
         targets = [target for path in arguments.models for target in find_targets(path, _engine_config(config))]
         findings = list(_check(config, targets))
-    except (OptionError, SluiceError) as error:
-        sys.stderr.write(f"sluice doctor: error: {error}\n")
-        return USAGE_ERROR
+    except SluiceError as error:
+        raise CommandError(error.message, USAGE_ERROR) from None
     if arguments.json:
         sys.stdout.write(findings_json(findings).decode() + "\n")
     else:
@@ -85,18 +85,10 @@ def command(argv: list[str]) -> int:
 
 def _diagnose(arguments: argparse.Namespace, flags: dict[str, str]) -> int:
     """Judge a running server."""
-    try:
-        if arguments.models:
-            raise OptionError("--live watches a server: leave MODEL out")
-        options = read_client_options(flags | {"--url": arguments.live})
-        server = RunningServer(options.url, options.api_key, arguments.metrics_url)
-        return diagnose(server, arguments.seconds, is_json=arguments.json)
-    except OptionError as error:
-        sys.stderr.write(f"sluice doctor: error: {error}\n")
-        return USAGE_ERROR
-    except ServerError as error:
-        sys.stderr.write(f"sluice doctor: error: {error}\n")
-        return FAILED
+    if arguments.models:
+        raise OptionError("--live watches a server: leave MODEL out")
+    server = find_server(arguments.live, flags.get("--api-key"), arguments.metrics_url)
+    return diagnose(server, arguments.seconds, is_json=arguments.json)
 
 
 def _engine_config(config: ServeConfig) -> EngineConfig:

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from sluice.gateway.watch.live.findings import Finding, Severity
+from sluice.gateway.watch.live.findings import GradedFinding, Severity
 
-DoctorFinding = Finding
+DoctorFinding = GradedFinding
 
 
 def ok(subject: str, text: str) -> DoctorFinding:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from sluice.cli.doctor.findings import print_table
-from sluice.cli.live.server import RunningServer, ServerError
+from sluice.cli.server import RunningServer, ServerError
 from sluice.gateway.options.option import FAILED
 from sluice.gateway.watch.live.bounds import BoundKind, LiveFinding, Observation, judge
 from sluice.gateway.watch.live.findings import Severity
@@ -23,7 +23,7 @@ _INSTANCE_MODELS = 20
 
 
 def diagnose(server: RunningServer, seconds: float, *, is_json: bool) -> int:
-    """Print what bounds the server, as a table or as JSON, and return the exit code. Raises ServerError."""
+    """Print the server's bottlenecks, as a table or as JSON, and return the exit code. Raises ServerError."""
     progress = Console(stderr=True)
     line = f"watching {server.url} for {seconds:g} s"
     if progress.is_terminal:

@@ -36,7 +36,7 @@ _WEIGHT_SHARE = {"int8": 0.52, "int4": 0.3}
 
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """How the model is to be served."""
+    """The options with which the model is to be served."""
 
     num_gpus: int = 1
     quantization: str = "none"

@@ -1,23 +1,103 @@
-"""Reads the facts of a model from its folder, without loading it."""
+"""Finds the models that a MODEL argument names, and reads their facts from their folders, without loading them."""
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from sluice.cli.checkpoint_files import MANIFEST, sha256_of, tokenizer_file
 from sluice.cli.doctor.facts import ModelFacts, ModelSize
+from sluice.cli.doctor.findings import DoctorFinding, fail, note
 from sluice.cli.gpus import ComputeCapability
+from sluice.engine.config import EngineConfig, Runtime
 from sluice.engine.model_folder import ModelFormat, model_format
 from sluice.engine.models.weights.files import QUANTIZATIONS, compressed_file
-from sluice.engine.runtimes import runtimes_for
+from sluice.engine.runtimes import RuntimeChoice, runtimes_for
 from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.checkpoint import find_cached, is_hub_id, model_name
+from sluice.pipelines.llm.backend import LlmBackend
+from sluice.pipelines.llm.setup import set_up
+from sluice.serving.backends.registry import BackendRegistry
+from sluice.serving.repository.candidate import read_candidate
+from sluice.serving.repository.folders import ModelFolder, list_versions
+from sluice.serving.spec import ModelSource
 
-MANIFEST = "sluice-build.json"
-"""The file that `sluice build` writes beside config.pbtxt."""
-TOKENIZER = "tokenizer.json"
-_TOKENIZERS = (TOKENIZER, "tokenizer.model", "tekken.json", "vocab.json")
+
+@dataclass(frozen=True, slots=True)
+class ModelTarget:
+    """A model to check. `config` is its engine's configuration, or a finding if there is none."""
+
+    name: str
+    config: EngineConfig | DoctorFinding
+    tokenizer: Path | None = None
+    """The tokenizer's folder, where it is not the model's."""
+    choice: RuntimeChoice | None = None
+    """The runtime, where the model's configuration already chose one."""
+
+
+def find_targets(path: str, config: EngineConfig) -> Iterator[ModelTarget]:
+    """Yield the model in a folder, or every language model of a repository. `config` holds the command line's options.
+
+    Raises SluiceError NOT_FOUND where `path` is neither.
+    """
+    folder = Path(path).expanduser()
+    if not folder.exists() and is_hub_id(path):
+        yield _hub_target(path, config)
+    elif model_format(folder) is not None:
+        yield ModelTarget(model_name(folder), _config_at(config, folder))
+    elif versions := [each for each in _versions(folder) if model_format(each) is not None]:
+        yield ModelTarget(folder.name, _config_at(config, versions[0]))
+    elif folder.is_dir() and (models := list(_repository_targets(folder, config))):
+        yield from models
+    elif not folder.is_dir():
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} is no folder; a MODEL is one, or ORG/NAME of the hub")
+    else:
+        raise SluiceError(
+            ErrorCode.NOT_FOUND,
+            f"{path} is neither a model's folder (config.json with weights, an IR, a compiled engine) nor a repository "
+            "with a language model in it",
+        )
+
+
+def _config_at(config: EngineConfig, folder: Path, runtime: Runtime | None = None) -> EngineConfig:
+    return msgspec.structs.replace(config, model_path=str(folder), runtime=runtime or config.runtime)
+
+
+def _hub_target(name: str, config: EngineConfig) -> ModelTarget:
+    folder = find_cached(name)
+    if folder is None:
+        text = "it is not in the hub's local cache, so nothing is known of it"
+        return ModelTarget(name, note(name, text, f"`sluice serve {name}` downloads it"))
+    return ModelTarget(model_name(folder), _config_at(config, folder))
+
+
+def _versions(folder: Path) -> list[Path]:
+    """Return the folder's versions, newest first."""
+    return [folder / str(version) for version in sorted(list_versions(folder), reverse=True)] if folder.is_dir() else []
+
+
+def _repository_targets(repository: Path, config: EngineConfig) -> Iterator[ModelTarget]:
+    registry = BackendRegistry()
+    for folder in sorted(child for child in repository.iterdir() if child.is_dir()):
+        try:
+            candidate = read_candidate(folder.name, ModelFolder(folder), registry, is_strict=False)
+        except SluiceError:
+            continue  # `sluice repository check` says what is wrong with it
+        if isinstance(registry.find(candidate.config.backend), LlmBackend) and candidate.versions:
+            source = ModelSource(folder, max(candidate.versions), candidate.config)
+            yield _source_target(source, config)
+
+
+def _source_target(source: ModelSource, config: EngineConfig) -> ModelTarget:
+    try:
+        setup = set_up(source, lambda path, runtime: _config_at(config, Path(path), runtime))
+    except SluiceError as error:
+        return ModelTarget(source.name, fail(source.name, error.message, "see `sluice repository check`"))
+    return ModelTarget(source.name, setup.engine, setup.checkpoint.tokenizer, setup.choice)
+
+
 _WEIGHTS = {
     ModelFormat.HUGGINGFACE: ("*.safetensors", "*.bin"),
     ModelFormat.OPENVINO_IR: ("openvino_model.bin",),
@@ -45,6 +125,7 @@ def read_model(name: str, folder: Path, tokenizer: Path | None = None, *, num_gp
     build = root.get("build_config") or {}
     manifest = _read_manifest(folder)
     mapping = config.get("mapping") or {}
+    tokens = tokenizer_file(tokenizer or folder)
     return ModelFacts(
         name=name,
         path=folder,
@@ -53,14 +134,14 @@ def read_model(name: str, folder: Path, tokenizer: Path | None = None, *, num_gp
         dtype=_dtype(config),
         quantization=_quantization(folder, config),
         size=_size(folder, kind, config, build),
-        has_tokenizer=_has_tokenizer(tokenizer or folder),
+        has_tokenizer=tokens is not None,
         num_gpus=int(mapping.get("world_size") or num_gpus),
         built_by=str(root.get("version") or "") if kind is ModelFormat.TENSORRT_LLM_ENGINE else "",
         built_for=_capability(manifest.get("compute_capability")),
         transformers_version=str(root.get("transformers_version") or ""),
         problems={spec.runtime: text for spec in runtimes_for(kind) if (text := spec.find_problem(folder))},
         manifest=manifest,
-        tokenizer_sha256=_sha256((tokenizer or folder) / TOKENIZER),
+        tokenizer_sha256="" if tokens is None else sha256_of(tokens),
     )
 
 
@@ -125,14 +206,6 @@ def cache_width(dtype: str, model_dtype: str) -> float:
     """Return the bytes of a cached value in `dtype`, over those in the model's own type."""
     model_width = _BYTES.get(model_dtype.removeprefix("torch."), _DEFAULT_BYTES)
     return 1.0 if dtype == "auto" else _BYTES.get(dtype, _DEFAULT_BYTES) / model_width
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _TOKENIZERS)
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _read_manifest(folder: Path) -> Fields:

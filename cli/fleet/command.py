@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from sluice.cli.errors import CommandError, reports_errors
 from sluice.gateway.options.command_line import add_options
 from sluice.gateway.options.config import GROUPS, list_options, read_config
 from sluice.gateway.options.option import (
     FAILED,
-    USAGE_ERROR,
     OneLineParser,
     OptionError,
     argument_type,
     integer,
+    number,
+    printable_text,
     seconds,
 )
 
@@ -51,39 +53,34 @@ cluster or the fleet cannot be reached or is not complete, 2 for a bad option.
 """
 
 
+@reports_errors("sluice fleet")
 def command(argv: list[str]) -> int:
     """Run engines on the nodes of a Ray cluster, for gateways that follow the list of them."""
     arguments = _parse(argv)
-    try:
-        engine = engine_command(arguments)
-    except OptionError as error:
-        return _fail(str(error), USAGE_ERROR)
+    engine = engine_command(arguments)
     if find_spec("ray") is None:
-        return _fail("Ray is not installed: pip install 'sluice[ray]'", FAILED)
+        raise CommandError("Ray is not installed: pip install 'sluice[ray]'")
     from sluice.cli.fleet import session
 
-    try:
-        session.connect(arguments.ray, starts=arguments.action == "up")
-        match arguments.action:
-            case "up":
-                report = session.up(_spec_fields(arguments, engine))
-                sys.stdout.write(f"{arguments.name} follows in {report.members_file}; sluice fleet status shows it\n")
-            case "status":
-                report = session.report(arguments.name)
-                print_report(report, Console(soft_wrap=True))
-                return 0 if is_complete(report) else FAILED
-            case "scale":
-                session.scale(arguments.name, arguments.replicas)
-            case _:
-                session.down(arguments.name, arguments.timeout)
-    except session.FleetSessionError as error:
-        return _fail(str(error), FAILED)
+    session.connect(arguments.ray, starts=arguments.action == "up")
+    match arguments.action:
+        case "up":
+            report = session.up(_spec_fields(arguments, engine))
+            sys.stdout.write(f"{arguments.name} follows in {report.members_file}; sluice fleet status shows it\n")
+        case "status":
+            report = session.report(arguments.name)
+            print_report(report, Console(soft_wrap=True))
+            return 0 if is_complete(report) else FAILED
+        case "scale":
+            session.scale(arguments.name, arguments.replicas)
+        case _:
+            session.down(arguments.name, arguments.timeout)
     return 0
 
 
 def engine_command(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Return what starts an engine, after the Python of its node. Raises OptionError for an option of the engine that
-    is not allowed."""
+    """Return the arguments of an engine's command, behind the Python of its node. Raises OptionError for an option of
+    the engine that is not allowed."""
     flags = {name: value for name, value in vars(arguments).items() if value is not None}
     config = read_config({name: flags[name] for name in _engine_options() if name in flags}, {})
     words = ["-m", "sluice.cli", "engine", *([config.model.path] if config.model.path else [])]
@@ -127,7 +124,7 @@ def _absolute(path: str | None) -> str | None:
 
 
 def is_complete(report: "FleetReport") -> bool:
-    """Whether as many engines are ready as there shall be."""
+    """Return whether all wanted engines are ready."""
     ready = [each for each in report.engines.values() if each is not None and each.state == "ready"]
     return len(ready) == report.replicas
 
@@ -183,30 +180,19 @@ def _add(group: Any, flag: str, metavar: str, default: Any, parse: Any, text: st
     group.add_argument(flag, metavar=metavar, default=default, type=parse, help=f"{text}{shown}")
 
 
-def _text(text: str) -> str:
-    if not text.strip() or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"must be printable text, got {text!r}")
-    return text
+_text = argument_type(printable_text("printable text"))
+_amount = argument_type(number(0))
 
 
+@argument_type
 def _name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,62}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"must have letters, digits, '.', '_' and '-' alone, got {text!r}")
+        raise ValueError("letters, digits, '.', '_' and '-' alone, the first one a letter or a digit")
     return text
 
 
-def _amount(text: str) -> float:
-    if not re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"must be a number of at least 0, got {text!r}")
-    return float(text)
-
-
+@argument_type
 def _url(text: str) -> str:
     if not re.fullmatch(r"https?://\S+", text):
-        raise argparse.ArgumentTypeError(f"must be an address http://…, got {text!r}")
+        raise ValueError("an address http://…")
     return text
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"sluice fleet: error: {message}\n")
-    return code

@@ -19,27 +19,25 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from sluice.addresses import is_loopback
 from sluice.cli.fleet.host import EngineHost, EngineStatus, HostedEngineState
-from sluice.cli.fleet.membership import read_members, write_members
-from sluice.cli.fleet.plan import FleetState, choose_members, plan_fleet
-from sluice.cli.fleet.scaling import NO_STATE, ScalePolicy, decide, read_pressure
-from sluice.cli.loopback import is_loopback
-from sluice.engine.fleet.membership.file import EngineEntry, EnginesFile
+from sluice.cli.fleet.plan import NO_STATE, FleetState, ScalePolicy, choose_members, decide, plan_fleet, read_pressure
+from sluice.engine.fleet.membership.file import EngineEntry, EnginesFile, read_members, write_members
 
 log = logging.getLogger(__name__)
 
 NAMESPACE = "sluice"
 LOOK_S = 1.0
-"""How often the controller looks at its engines, and at the pressure."""
+"""Seconds between two looks at the engines and at the pressure."""
 ASK_TIMEOUT_S = 5.0
-"""How long an actor may take to answer; one that starts on another node takes longer, and is asked again."""
+"""Seconds that an actor may take to answer. One that starts on another node takes longer, and is asked again."""
 SCRAPE_TIMEOUT_S = 5.0
 ENDLESS = -1
 """Restarts of an actor."""
 
 
 class FleetSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Says what a fleet runs. `command` is that of one engine; `members_file` lies on the controller's node."""
+    """The specification of a fleet. `command` is that of one engine; `members_file` lies on the controller's node."""
 
     name: str
     command: tuple[str, ...]
@@ -67,8 +65,8 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @ray.remote
 class EngineActor:
-    """One engine, on the node that Ray has chosen. Its methods run on the process's main thread, one at a time, so that
-    the engine ends with this process and not with a thread of it."""
+    """Runs one engine on the node that Ray has chosen. Its methods run on the process's main thread, one at a time, so
+    that the engine ends with this process and not with a thread of it."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._host = EngineHost(command, ray.util.get_node_ip_address())
@@ -92,7 +90,8 @@ class FleetController:
         self._members_file = Path(spec.members_file)
         self._state_file = state_file(spec)
         self._state = self._read_state()
-        self._members = {each.name: each for each in read_members(self._members_file)}
+        known = read_members(self._members_file) if self._members_file.is_file() else ()
+        self._members = {each.name: EngineEntry(each.name, each.address) for each in known}
         self._actors: dict[str, Any] = {}
         self._statuses: dict[str, EngineStatus | None] = {}
         self._scaling = NO_STATE
@@ -102,7 +101,7 @@ class FleetController:
         self._looking = asyncio.get_running_loop().create_task(self._look_forever())
 
     async def report(self) -> FleetReport:
-        """Return what there is."""
+        """Return the fleet's state."""
         return FleetReport(
             replicas=self._state.replicas,
             members_file=str(self._members_file),
@@ -113,7 +112,7 @@ class FleetController:
         )
 
     async def scale(self, replicas: int) -> None:
-        """Have so many engines from now on."""
+        """Set the number of engines."""
         self._scaling = NO_STATE
         self._change(msgspec.structs.replace(self._state, replicas=replicas))
 
@@ -248,7 +247,7 @@ class FleetController:
 
 
 def state_file(spec: FleetSpec) -> Path:
-    """Return the file of what there shall be, which a controller that is restarted reads."""
+    """Return the file of the fleet's state, which a restarted controller reads."""
     members_file = Path(spec.members_file)
     return members_file.with_name(f".{members_file.name}.fleet")
 

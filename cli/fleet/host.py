@@ -23,11 +23,11 @@ FIRST_DELAY_S, LONGEST_DELAY_S = 1.0, 60.0
 STABLE_S = 60.0
 """An engine that ran for this long is started again after the first delay."""
 END_S = 10.0
-"""How long an engine that is told to end at once may take."""
+"""Seconds that a killed engine may take to end."""
 
 
 class HostedEngineState(StrEnum):
-    """Says what an engine of a fleet does. Only a ready one is a member."""
+    """The states of a fleet's engine. Only a ready one is a member."""
 
     STARTING = "starting"
     READY = "ready"
@@ -78,7 +78,7 @@ class EngineHost:
         return self._status(HostedEngineState.READY if self._is_ready() else HostedEngineState.STARTING)
 
     def drain(self) -> None:
-        """Have the engine end the requests that it has, and then end. It is not started again. Idempotent."""
+        """Tell the engine to finish its requests and end. It is not started again. Idempotent."""
         if not self._is_draining and self._process is not None:
             self._process.send_signal(signal.SIGTERM)
         self._is_draining = True
@@ -130,7 +130,7 @@ class EngineHost:
 
 
 def free_port(host: str) -> int:
-    """Return a port of `host` that nobody has now. An engine that finds it taken after all is started again."""
+    """Return a free port of `host`. An engine that finds it taken after all is started again."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

@@ -10,15 +10,16 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
+from sluice.cli.errors import CommandError
 from sluice.cli.fleet.controller import NAMESPACE, FleetReport, FleetSpec, find_controller, start_controller, state_file
 
 ANSWER_S = 60.0
-"""How long a controller may take to start and to answer."""
+"""Seconds that a controller may take to start and to answer."""
 LOOK_S = 0.5
 LOCAL = "local"
 
 
-class FleetSessionError(Exception):
+class FleetSessionError(CommandError):
     """The cluster or the fleet does not do what it was asked to. The text is one line for the operator."""
 
 
@@ -69,13 +70,13 @@ def up(fields: dict[str, Any]) -> FleetReport:
 
 
 def report(name: str) -> FleetReport:
-    """Return what the fleet's controller sees. Raises FleetSessionError."""
+    """Return the report of the fleet's controller. Raises FleetSessionError."""
     found: FleetReport = _ask(_controller(name), "report")
     return found
 
 
 def scale(name: str, replicas: int) -> None:
-    """Have so many engines from now on. Raises FleetSessionError."""
+    """Set the number of engines. Raises FleetSessionError."""
     _ask(_controller(name), "scale", replicas)
 
 
@@ -106,8 +107,8 @@ def _controller(name: str) -> Any:
 
 
 def _ask(controller: Any, method: str, *arguments: object) -> Any:
-    """Return what a method of the controller returns. Each may be called twice: a call that meets a controller which is
-    being restarted is made again. Raises FleetSessionError."""
+    """Call a method of the controller and return its result. It may be called twice: a call that meets a controller
+    which is being restarted is made again. Raises FleetSessionError."""
     deadline = time.monotonic() + ANSWER_S
     while True:
         try:

@@ -15,11 +15,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from sluice.cli.terminal import is_confirmed, strip_control
+from sluice.cli.errors import CommandError, reports_errors
+from sluice.cli.terminal import confirm, strip_control
 from sluice.errors import SluiceError
 from sluice.gateway.options.access import AccessOptions
 from sluice.gateway.options.batches import BatchOptions
-from sluice.gateway.options.config import list_options, read_config
+from sluice.gateway.options.command_line import add_options
+from sluice.gateway.options.config import read_config
 from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type
 from sluice.gateway.tenancy.access.identity import QuotaLimits, RouteGroup
 from sluice.gateway.tenancy.access.keys import (
@@ -61,45 +63,35 @@ Only a key with the group admin makes and changes keys over HTTP, and none gives
 Exit codes: 0 when done, 1 where the store, a key or the answer said no, 2 for a bad option.
 """
 _WIDE = 240
-"""Columns where no terminal says: nothing is cut."""
+"""Columns of output that is no terminal: nothing is cut."""
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 STORE_FLAGS = ("--keys-store", "--state-path")
 _LISTS = ("models", "adapters", "groups", "networks")
 Run = Callable[[KeyStore, argparse.Namespace], Awaitable[int]]
 
 
+@reports_errors("sluice keys")
 def command(argv: list[str]) -> int:
     """Make, show, rotate and revoke API keys."""
     arguments = _parser().parse_args(argv)
-    try:
-        store = open_store({flag: getattr(arguments, flag) for flag in STORE_FLAGS if getattr(arguments, flag)})
-    except (OptionError, ValueError) as error:
-        return _fail(str(error), USAGE_ERROR)
-    return asyncio.run(_run(store, arguments))
+    commands = {"create": _create, "list": _list, "show": _show, "update": _update, "rotate": _rotate}
+    return asyncio.run(run_on_store(arguments, {**commands, "revoke": _revoke}[arguments.command]))
 
 
-def open_store(flags: dict[str, str]) -> KeyStore:
-    config = read_config(flags)
+async def run_on_store(arguments: argparse.Namespace, run: Run) -> int:
+    """Run a command on the store that the arguments name, and close it. Raises CommandError and OptionError."""
+    config = read_config({flag: getattr(arguments, flag) for flag in STORE_FLAGS if getattr(arguments, flag)})
     place = config.access.store_place(config.state_folder())
     if place is None:
         raise OptionError("--keys-store is none: there is no store of keys")
-    return open_keys(place)
-
-
-async def _run(store: KeyStore, arguments: argparse.Namespace) -> int:
-    commands: dict[str, Run] = {
-        "create": _create,
-        "list": _list,
-        "show": _show,
-        "update": _update,
-        "rotate": _rotate,
-        "revoke": _revoke,
-    }
-    run = commands[arguments.command]
+    try:
+        store = open_keys(place)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
     try:
         return await run(store, arguments)
     except SluiceError as error:
-        return _fail(error.message, USAGE_ERROR if error.param else FAILED)
+        raise CommandError(error.message, USAGE_ERROR if error.param else FAILED) from None
     finally:
         await store.close()
 
@@ -157,10 +149,7 @@ async def _rotate(store: KeyStore, arguments: argparse.Namespace) -> int:
 async def _revoke(store: KeyStore, arguments: argparse.Namespace) -> int:
     key = find_key(await store.load(), arguments.name)
     if not arguments.yes:
-        if not sys.stdin.isatty():
-            return _fail("there is no terminal to ask; --yes revokes without", USAGE_ERROR)
-        if not is_confirmed(f"revoke the key {strip_control(key.name)}?"):
-            return _fail("nothing was revoked", FAILED)
+        confirm(f"revoke the key {strip_control(key.name)}?", "--yes revokes without", "nothing was revoked")
     stored = await store.change(key.id, revoke_key)
     if arguments.json:
         return print_json(describe_key(stored))
@@ -183,7 +172,7 @@ def _print_key(key: StoredKey, arguments: argparse.Namespace) -> int:
 
 
 def _say_rights(key: StoredKey) -> None:
-    """Say on standard error that a key is an administrator's, and where nobody said that it should be."""
+    """Warn on standard error about a key with admin rights, and about one whose groups were never named."""
     name = strip_control(key.name)
     if key.has_unnamed_admin:
         sys.stderr.write(
@@ -267,11 +256,6 @@ def print_json(fields: dict[str, Any]) -> int:
     return 0
 
 
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"sluice keys: error: {message}\n")
-    return code
-
-
 # -- arguments
 
 
@@ -321,15 +305,7 @@ def add_command(
 ) -> OneLineParser:
     usage = f"{program} {name} [OPTIONS] {operands}".rstrip()
     parser: OneLineParser = commands.add_parser(name, prog=f"{program} {name}", usage=usage, description=text)
-    for group in (AccessOptions, BatchOptions):
-        for _, _, declared in list_options(group):
-            if declared.flag in STORE_FLAGS:
-                parser.add_argument(
-                    declared.flag,
-                    dest=declared.flag,
-                    metavar=declared.metavar,
-                    help=f"as of sluice serve: {declared.help}",
-                )
+    add_options(parser, (AccessOptions, BatchOptions), only=STORE_FLAGS)
     parser.add_argument("--json", action="store_true", help="write JSON to standard output")
     return parser
 

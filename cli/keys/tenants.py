@@ -6,10 +6,10 @@ import sys
 
 import msgspec
 
-from sluice.cli.keys.command import STORE_FLAGS, add_command, add_limits, given_limits, open_store, print_json
+from sluice.cli.errors import reports_errors
+from sluice.cli.keys.command import add_command, add_limits, given_limits, print_json, run_on_store
 from sluice.cli.terminal import strip_control
-from sluice.errors import SluiceError
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from sluice.gateway.options.option import OneLineParser
 from sluice.gateway.tenancy.access.identity import NO_LIMITS, QuotaLimits
 from sluice.gateway.tenancy.access.keys import check_tenant_name, parse_limits
 from sluice.gateway.tenancy.access.store import KeyStore
@@ -31,26 +31,16 @@ Exit codes: 0 when done, 1 where the store said no, 2 for a bad option.
 """
 
 
+@reports_errors(_PROGRAM)
 def command(argv: list[str]) -> int:
     """Set and show the limits of tenants."""
     arguments = _parser().parse_args(argv)
-    try:
-        store = open_store({flag: getattr(arguments, flag) for flag in STORE_FLAGS if getattr(arguments, flag)})
-    except (OptionError, ValueError) as error:
-        return _fail(str(error), USAGE_ERROR)
-    return asyncio.run(_run(store, arguments))
+    return asyncio.run(run_on_store(arguments, {"set": _set, "list": _list}[arguments.command]))
 
 
-async def _run(store: KeyStore, arguments: argparse.Namespace) -> int:
-    try:
-        if arguments.command == "set":
-            return await _set(store, arguments)
-        for name, limits in (await store.load_tenants()).items():
-            _show(name, limits, arguments)
-    except SluiceError as error:
-        return _fail(error.message, USAGE_ERROR if error.param else FAILED)
-    finally:
-        await store.close()
+async def _list(store: KeyStore, arguments: argparse.Namespace) -> int:
+    for name, limits in (await store.load_tenants()).items():
+        _show(name, limits, arguments)
     return 0
 
 
@@ -69,11 +59,6 @@ def _show(name: str, limits: QuotaLimits, arguments: argparse.Namespace) -> None
         return
     shown = " ".join(f"{limit}={value}" for limit, value in given.items()) if limits != NO_LIMITS else "no limits"
     sys.stdout.write(f"{strip_control(name)}: {shown}\n")
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"{_PROGRAM}: error: {message}\n")
-    return code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,10 +6,11 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from sluice.gateway.options.config import list_options
-from sluice.gateway.options.option import OneLineParser, argument_type, integer
+from sluice.errors import SluiceError
+from sluice.gateway.options.command_line import add_options
+from sluice.gateway.options.option import OneLineParser, argument_type, integer, number
 from sluice.gateway.options.rag import RagClientOptions
-from sluice.pipelines.rag.documents.encodings import find_encoding
+from sluice.pipelines.rag.documents.extract import find_encoding
 
 DEFAULT_COLLECTION = "docs"
 _Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -183,7 +184,9 @@ def _add_query(commands: _Commands) -> None:
     _add_asking(parser)
     parser.add_argument("--model", type=_text, metavar="NAME", help="the pipeline that answers. Default: rag_pipeline")
     parser.add_argument("--max-tokens", type=argument_type(integer(1)), metavar="N", help="longest answer, in tokens")
-    parser.add_argument("--temperature", type=_temperature, metavar="T", help="0 for the likeliest answer, up to 2")
+    parser.add_argument(
+        "--temperature", type=argument_type(number(0, 2)), metavar="T", help="0 for the likeliest answer, up to 2"
+    )
     parser.add_argument("--no-stream", action="store_true", help="print the answer when it is whole")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output, for machines")
 
@@ -220,8 +223,7 @@ def _command(commands: _Commands, name: str, operands: str, text: str, epilog: s
         description=text,
         epilog=epilog,
     )
-    for _, _, declared in list_options(RagClientOptions):
-        parser.add_argument(declared.flag, dest=declared.flag, metavar=declared.metavar, help=declared.help)
+    add_options(parser, (RagClientOptions,))
     return parser
 
 
@@ -244,16 +246,6 @@ def _add_asking(parser: OneLineParser) -> None:
     parser.add_argument("question", type=_text, metavar="QUESTION")
 
 
-def _temperature(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1
-    if not 0 <= number <= 2:
-        raise argparse.ArgumentTypeError(f"must be a number from 0 to 2, got {text!r}")
-    return number
-
-
 def _text(text: str) -> str:
     """Check that the argument is UTF-8: Python represents other bytes as surrogates, which cannot be sent."""
     try:
@@ -264,7 +256,10 @@ def _text(text: str) -> str:
 
 
 def _encoding(text: str) -> str:
-    encoding = find_encoding(text)
+    try:
+        encoding = find_encoding(text)
+    except SluiceError as error:
+        raise argparse.ArgumentTypeError(error.message) from None
     if not encoding:
         raise argparse.ArgumentTypeError(
             f"must be a label of the Encoding Standard, such as windows-1252, got {text!r}"

@@ -3,19 +3,15 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
-import orjson
 
-from sluice.cli.loopback import is_loopback
-from sluice.cli.sse import SseEvent, parse_events
+from sluice.cli.errors import CommandError
+from sluice.cli.server import JsonObject, SseEvent, open_client, parse_events, read_object
 from sluice.gateway.options.rag import RagClientOptions
 from sluice.pipelines.text.types import OWNER_KEY_HEADER
-
-JsonObject = dict[str, Any]
 
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
@@ -25,7 +21,7 @@ _COMMON_PARAMS = ("collection", "collection_key")
 """Parameters that are the same for all documents of an ingestion."""
 
 
-class RagError(Exception):
+class RagError(CommandError):
     """Raised if a command cannot go on."""
 
 
@@ -74,19 +70,14 @@ class RagClient:
 
     def __init__(self, options: RagClientOptions) -> None:
         self.url = options.url
-        self._http = httpx.AsyncClient(
-            headers=_headers(options),
-            timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=None),
-            trust_env=not is_loopback(options.url),
-        )
+        headers = {} if options.collection_key is None else {OWNER_KEY_HEADER: options.collection_key}
+        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
+        self._http = open_client(options.url, options.api_key, timeout, headers)
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._http.aclose()
 
     async def collections(self) -> list[JsonObject]:
@@ -154,7 +145,7 @@ class RagClient:
             response = await self._http.request(method, f"{self.url}/v1/rag{path}", **settings)
         if response.status_code >= 400:
             raise _rejection(response)
-        payload = _parse_object(response)
+        payload = read_object(response)
         if payload is None:
             raise RagError(f"{self.url} did not answer as Sluice does; is another server there?")
         return payload
@@ -176,15 +167,6 @@ class RagClient:
             raise RagError(f"{self.url}: {error}") from None
 
 
-def _headers(options: RagClientOptions) -> dict[str, str]:
-    headers = {}
-    if options.api_key is not None:
-        headers["authorization"] = f"Bearer {options.api_key}"
-    if options.collection_key is not None:
-        headers[OWNER_KEY_HEADER] = options.collection_key
-    return headers
-
-
 def _quoted(name: str) -> str:
     return quote(name, safe="")
 
@@ -198,7 +180,7 @@ def _force(force: bool) -> dict[str, str]:
 
 
 def _rejection(response: httpx.Response) -> RejectedRequestError:
-    body = _parse_object(response) or {}
+    body = read_object(response) or {}
     error = body.get("error")
     message, param = (error.get("message"), error.get("param")) if isinstance(error, dict) else (error, None)
     if not isinstance(message, str):
@@ -210,12 +192,3 @@ def _rejection(response: httpx.Response) -> RejectedRequestError:
     after = response.headers.get("retry-after", "")
     retry_after_s = float(after) if after.isascii() and after.isdigit() else None
     return RejectedRequestError(message, response.status_code, retry_after_s, param if isinstance(param, str) else "")
-
-
-def _parse_object(response: httpx.Response) -> JsonObject | None:
-    """Return the response's JSON object, None if its body is not one."""
-    try:
-        value = orjson.loads(response.content)
-    except orjson.JSONDecodeError:
-        return None
-    return value if isinstance(value, dict) else None

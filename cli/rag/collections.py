@@ -5,9 +5,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from sluice.cli.errors import CommandError
 from sluice.cli.rag.arguments import Arguments
 from sluice.cli.rag.client import RagClient, RejectedRequestError
-from sluice.cli.terminal import is_confirmed, strip_control
+from sluice.cli.terminal import confirm, strip_control
 from sluice.gateway.options.option import FAILED, USAGE_ERROR
 
 _NOT_FOUND = 404
@@ -44,14 +45,12 @@ async def delete_contents(client: RagClient, arguments: Arguments) -> int:
     """Delete documents or a whole collection, and return the exit code."""
     own = arguments.of_command
     if own["all"] == bool(own["ids"]):
-        return _fail("name documents, or give --all for the whole collection", USAGE_ERROR)
+        raise CommandError("name documents, or give --all for the whole collection", USAGE_ERROR)
     if not own["all"]:
         return await _delete_documents(client, own["collection"], own["ids"])
     if not own["yes"]:
-        if not sys.stdin.isatty():
-            return _fail("there is no terminal to ask; --yes deletes without", USAGE_ERROR)
-        if not is_confirmed(f"delete the collection {own['collection']} with all that it holds?"):
-            return _fail("nothing was deleted", FAILED)
+        question = f"delete the collection {own['collection']} with all that it holds?"
+        confirm(question, "--yes deletes without", "nothing was deleted")
     await client.delete_collection(own["collection"])
     sys.stdout.write(f"collection {own['collection']} deleted\n")
     return 0
@@ -65,12 +64,8 @@ async def _delete_documents(client: RagClient, collection: str, ids: list[str]) 
         except RejectedRequestError as error:
             if error.status != _NOT_FOUND:
                 raise
-            code = _fail(str(error), FAILED)
+            sys.stderr.write(f"sluice rag delete: error: {error}\n")
+            code = FAILED
         else:
             sys.stdout.write(f"{strip_control(document_id)} deleted\n")
-    return code
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"sluice rag delete: error: {message}\n")
     return code

@@ -1,13 +1,12 @@
 """The command `sluice rag`: puts documents into a running server's collections and asks questions of them."""
 
 import asyncio
-import sys
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from sluice.cli.errors import reports_errors
 from sluice.cli.rag.arguments import Arguments, parse_arguments
 from sluice.gateway.options.config import read_client_options
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OptionError
 
 if TYPE_CHECKING:
     from sluice.cli.rag.client import RagClient
@@ -16,28 +15,18 @@ if TYPE_CHECKING:
 def command(argv: list[str]) -> int:
     """Put documents into a running server's collections, and ask questions of them."""
     arguments = parse_arguments(argv)
-    prefix = f"sluice rag {arguments.command}: error: "
-    try:
-        options = read_client_options(arguments.server)
-    except OptionError as error:
-        sys.stderr.write(f"{prefix}{error}\n")
-        return USAGE_ERROR
-    # Imported late: bad options should be reported fast.
-    from sluice.cli.rag.client import RagClient, RagError
-    from sluice.cli.rag.local_documents import FilesError
+    return reports_errors(f"sluice rag {arguments.command}")(_run)(arguments)
+
+
+def _run(arguments: Arguments) -> int:
+    options = read_client_options(arguments.server)
+    from sluice.cli.rag.client import RagClient  # imported late: bad options should be reported fast
 
     async def run() -> int:
         async with RagClient(options) as client:
             return await _find_command(arguments.command)(client, arguments)
 
-    try:
-        return asyncio.run(run())
-    except FilesError as error:
-        sys.stderr.write(f"{prefix}{error}\n")
-        return USAGE_ERROR
-    except RagError as error:
-        sys.stderr.write(f"{prefix}{error}\n")
-        return FAILED
+    return asyncio.run(run())
 
 
 def _find_command(name: str) -> Callable[["RagClient", Arguments], Coroutine[Any, Any, int]]:

@@ -14,7 +14,6 @@ from sluice.cli.progress import show_progress
 from sluice.cli.rag.arguments import Arguments
 from sluice.cli.rag.client import (
     BrokenConnectionError,
-    JsonObject,
     RagClient,
     RagError,
     RejectedRequestError,
@@ -28,6 +27,7 @@ from sluice.cli.rag.local_documents import (
     find_files,
     split_file,
 )
+from sluice.cli.server import JsonObject
 from sluice.cli.terminal import strip_control
 from sluice.gateway.options.option import FAILED
 
@@ -96,7 +96,7 @@ class RetryPolicy:
 
 
 class Ingestion:
-    """One run: sends documents that the server lacks and deletes those whose files are gone.
+    """Runs an ingestion: sends documents that the server lacks and deletes those whose files are gone.
 
     `progress` is valid at any time, also after a run that ended early.
     """

@@ -9,8 +9,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sluice.cli.rag.client import JsonObject, LocalContent, RagClient
+from sluice.cli.errors import CommandError
+from sluice.cli.rag.client import LocalContent, RagClient
+from sluice.cli.server import JsonObject
 from sluice.errors import SluiceError
+from sluice.gateway.options.option import USAGE_ERROR
 from sluice.pipelines.rag.documents.jsonl import JsonLines, is_jsonl
 from sluice.pipelines.rag.types import Upload, hash_content, hashed_fields
 
@@ -19,8 +22,10 @@ _ENDINGS = (".md", ".markdown", ".html", ".htm", ".xhtml", ".pdf", ".txt", ".rst
 """Endings of the files that are ingested if no pattern is given."""
 
 
-class FilesError(Exception):
+class FilesError(CommandError):
     """Raised for paths that cannot be ingested."""
+
+    code = USAGE_ERROR
 
 
 # --- files

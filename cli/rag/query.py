@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from sluice.cli.rag.arguments import DEFAULT_COLLECTION, Arguments
-from sluice.cli.rag.client import JsonObject, RagClient, RagError
-from sluice.cli.sse import DONE
+from sluice.cli.rag.client import RagClient, RagError
+from sluice.cli.server import DONE, JsonObject
 from sluice.cli.terminal import format_passages, format_sources, strip_control
 from sluice.gateway.bundled import DOCUMENTATION_COLLECTION
 

@@ -11,8 +11,9 @@ from typing import Any, TextIO
 
 import orjson
 
+from sluice.cli.errors import CommandError, reports_errors
 from sluice.errors import SluiceError
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OptionError
+from sluice.gateway.options.option import FAILED, USAGE_ERROR
 from sluice.serving.backend import RuntimeReport
 from sluice.serving.backends.python.backend import find_python_based
 from sluice.serving.backends.registry import BackendRegistry
@@ -28,15 +29,15 @@ _COLOURS = {Verdict.OK: "32", Verdict.NOTES: "33", Verdict.ERROR: "31"}
 _DIM = "2"
 
 
+@reports_errors("sluice repository check")
 def check(arguments: argparse.Namespace) -> int:
     """Print the report and return the exit code."""
     try:
         reports = _inspect(arguments)
         if arguments.load:
             reports = add_load_results(reports, _serve_flags(arguments))
-    except (SluiceError, OptionError, OSError) as error:
-        sys.stderr.write(f"sluice repository check: error: {error}\n")
-        return USAGE_ERROR
+    except (SluiceError, OSError) as error:
+        raise CommandError(str(error), USAGE_ERROR) from None
     if arguments.json:
         sys.stdout.write(reports_json(reports).decode() + "\n")
     else:

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from sluice.cli.terminal import format_size, is_confirmed
+from sluice.cli.errors import CommandError, reports_errors
+from sluice.cli.terminal import confirm, format_size
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.options.option import FAILED, USAGE_ERROR
 from sluice.serving.backends.registry import BackendRegistry
@@ -13,24 +14,23 @@ from sluice.serving.repository.pruning import PrunePlan, Removal, check_roots, p
 from sluice.serving.repository.stores.location import local_path, store_location
 
 
+@reports_errors("sluice repository prune")
 def prune(arguments: argparse.Namespace) -> int:
     """Show the versions to delete, ask for confirmation on a terminal, delete them; return the exit code."""
     try:
         roots = _local_roots(arguments.paths)
         check_roots(roots)
     except SluiceError as error:
-        return _fail(error.message, USAGE_ERROR)
+        raise CommandError(error.message, USAGE_ERROR) from None
     try:
         plan = plan_prune(roots, arguments.keep, BackendRegistry())
     except (SluiceError, OSError) as error:
-        return _fail(f"{error}; nothing was deleted", FAILED)
+        raise CommandError(f"{error}; nothing was deleted") from None
     sys.stdout.writelines(f"{line}\n" for line in _table_lines(plan))
     if arguments.dry_run or not (plan.removals or plan.leftovers):
         return 0
-    if not arguments.yes and not sys.stdin.isatty():
-        return _fail("there is no terminal to ask; --yes deletes without, --dry-run only shows", USAGE_ERROR)
-    if not arguments.yes and not is_confirmed("delete them?"):
-        return _fail("nothing was deleted", FAILED)
+    if not arguments.yes:
+        confirm("delete them?", "--yes deletes without, --dry-run only shows", "nothing was deleted")
     return _delete(plan)
 
 
@@ -69,8 +69,3 @@ def _is_deleted(removal: Removal) -> bool:
         sys.stderr.write(f"sluice repository prune: error: {removal.folder} cannot be deleted: {error}\n")
         return False
     return True
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"sluice repository prune: error: {message}\n")
-    return code

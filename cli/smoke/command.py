@@ -13,8 +13,9 @@ import orjson
 from rich.console import Console
 from rich.markup import escape
 
+from sluice.cli.errors import reports_errors
 from sluice.gateway.options.config import list_options, read_group
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer
+from sluice.gateway.options.option import FAILED, OneLineParser, OptionError, argument_type, integer
 from sluice.gateway.options.rag import RagClientOptions
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ Check = Callable[["Deployment"], Awaitable[str]]
 
 
 class CheckOutcome(StrEnum):
-    """How a check ended."""
+    """The outcome of a check."""
 
     OK = "ok"
     SKIPPED = "skipped"
@@ -64,14 +65,11 @@ class CheckResult:
     seconds: float
 
 
+@reports_errors("sluice smoke")
 def command(argv: list[str]) -> int:
     """Prove in a minute that a running deployment serves each protocol."""
     arguments = _parse_arguments(argv)
-    try:
-        target = _read_target(arguments)
-    except OptionError as error:
-        sys.stderr.write(f"sluice smoke: error: {error}\n")
-        return USAGE_ERROR
+    target = _read_target(arguments)
     console = Console(quiet=arguments.json, highlight=False, soft_wrap=True)
     results = asyncio.run(_examine(target, arguments.only, console))
     is_failed = any(result.outcome is CheckOutcome.FAILED for result in results)
@@ -124,7 +122,7 @@ async def _run(name: str, check: Check, deployment: "Deployment") -> CheckResult
 
 def _list_checks() -> list[tuple[str, Check]]:
     """Return all checks with their names, in the order in which they run."""
-    from sluice.cli.smoke import grpc_checks, rag_checks, service_checks, text_checks
+    from sluice.cli.smoke import grpc_checks, service_checks, text_checks
 
     metrics = service_checks.MetricsCheck()
     return [
@@ -141,7 +139,7 @@ def _list_checks() -> list[tuple[str, Check]]:
         ("v2 generate", text_checks.check_generate),
         ("v2 gRPC stream", grpc_checks.check_grpc_stream),
         ("v2 infer", grpc_checks.check_infer),
-        ("retrieval", rag_checks.check_rag),
+        ("retrieval", text_checks.check_rag),
         ("bad input", service_checks.check_bad_input),
         ("a client that leaves", service_checks.check_cancel),
         ("metrics have moved", metrics.end),

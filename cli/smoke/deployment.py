@@ -11,13 +11,18 @@ import httpx
 import orjson
 
 from sluice.addresses import host_and_port
-from sluice.cli.live.server import find_metrics
-from sluice.cli.loopback import is_loopback
-from sluice.cli.sse import DONE, SseEvent, parse_events
+from sluice.cli.server import (
+    DONE,
+    JsonObject,
+    SseEvent,
+    find_metrics,
+    open_client,
+    parse_events,
+    read_object,
+)
 from sluice.cli.terminal import shorten_line
 from sluice.gateway.watch.live.scrape import Scrape, parse_scrape
 
-JsonObject = dict[str, Any]
 _CONNECT_S = 10.0
 _SHOWN_CHARS = 160
 
@@ -42,7 +47,7 @@ class SmokeTarget:
     model: str = ""
     """The language model to ask; "" for the first that there is."""
     timeout_s: float = 60.0
-    """How long one request may take."""
+    """Timeout of a request in seconds."""
 
 
 class Deployment:
@@ -57,12 +62,8 @@ class Deployment:
         self._metrics_url = target.metrics_url
         self._grpc: JsonObject | None = None
         """The server's description of its gRPC, None before the first request for it."""
-        headers = {} if target.api_key is None else {"authorization": f"Bearer {target.api_key}"}
-        self._http = httpx.AsyncClient(
-            headers=headers,
-            timeout=httpx.Timeout(target.timeout_s, connect=min(_CONNECT_S, target.timeout_s)),
-            trust_env=not is_loopback(target.url),
-        )
+        timeout = httpx.Timeout(target.timeout_s, connect=min(_CONNECT_S, target.timeout_s))
+        self._http = open_client(target.url, target.api_key, timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -157,7 +158,7 @@ class Deployment:
                     yield orjson.loads(line)
 
     async def find_grpc(self) -> tuple[str, bool]:
-        """Return where gRPC is served, and whether by TLS. Raises SmokeSkippedError where it is not."""
+        """Return the address of gRPC, and whether it uses TLS. Raises SmokeSkippedError if gRPC is off."""
         address = self.target.grpc
         if address == "":
             raise SmokeSkippedError("--grpc none")
@@ -198,7 +199,7 @@ def shorten(content: bytes) -> str:
 
 
 def describe(error: httpx.HTTPError) -> str:
-    """Say in words how a request failed on the way."""
+    """Describe in words how a request failed on the way."""
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return "nothing listens there"
     if isinstance(error, httpx.TimeoutException):
@@ -207,11 +208,8 @@ def describe(error: httpx.HTTPError) -> str:
 
 
 def _object(response: httpx.Response) -> JsonObject:
-    try:
-        value = orjson.loads(response.content)
-    except orjson.JSONDecodeError:
-        value = None
-    if not isinstance(value, dict):
+    value = read_object(response)
+    if value is None:
         raise SmokeFailedError(
             f"{response.request.method} {response.request.url.path}: expected a JSON object, got "
             f"{shorten(response.content)}"

@@ -8,11 +8,12 @@ from typing import Any
 import httpx
 import orjson
 
-from sluice.cli.smoke.deployment import Deployment, JsonObject, SmokeFailedError, SmokeSkippedError, describe, shorten
+from sluice.cli.server import JsonObject
+from sluice.cli.smoke.deployment import Deployment, SmokeFailedError, SmokeSkippedError, describe, shorten
 from sluice.gateway.watch.live.scrape import Change, Scrape
 
 _CANCEL_S = 10.0
-"""How long a server may take to notice that a client has left, and to count it."""
+"""Seconds in which a server must notice a client's disconnect and count it."""
 _LOOK_EVERY_S = 0.1
 _CANCELLED_TOKENS = 400
 

@@ -1,9 +1,11 @@
-"""Checks of the protocols that generate text: the streamed answer equals the whole one."""
+"""Checks of the protocols that generate text, RAG among them: the streamed answer equals the whole one."""
 
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sluice.cli.smoke.deployment import Deployment, JsonObject, SmokeFailedError
+from sluice.cli.server import DONE, JsonObject
+from sluice.cli.smoke.deployment import Deployment, SmokeFailedError, SmokeSkippedError
 from sluice.cli.terminal import shorten_line
 
 PROMPT = "Hello"
@@ -150,3 +152,44 @@ def _text(value: Any) -> str:
 def _text_of_response(response: JsonObject) -> str:
     parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
     return "".join(part["text"] for part in parts if part["type"] == "output_text")
+
+
+_DOCUMENT = b"# Refunds\n\nMoney comes back within five days.\n"
+_QUESTION = "How long does a refund take?"
+
+
+async def check_rag(deployment: Deployment) -> str:
+    """A document that has just been put in is the source of an answer, whole and streamed."""
+    response = await deployment.try_to_send("GET", "/v1/rag/collections")
+    if response.status_code in (403, 404, 501):
+        raise SmokeSkippedError("no collections of documents are served (--rag)")
+    collection = f"smoke-{secrets.token_hex(6)}"
+    await deployment.post("/v1/rag/collections", {"name": collection})
+    try:
+        return await _ask_collection(deployment, collection)
+    finally:
+        await deployment.send("DELETE", f"/v1/rag/collections/{collection}")
+
+
+async def _ask_collection(deployment: Deployment, collection: str) -> str:
+    path = f"/v1/rag/{collection}"
+    headers = {"content-type": "text/markdown"}
+    await deployment.send("PUT", f"{path}/documents/refunds.md", content=_DOCUMENT, headers=headers)
+    hits = (await deployment.post(f"{path}/search", {"question": _QUESTION}))["data"]
+    if not hits or hits[0]["document"] != "refunds.md":
+        raise SmokeFailedError(f"POST {path}/search: found {[hit['document'] for hit in hits]}, expected refunds.md")
+    body = {"question": _QUESTION, "temperature": 0, "max_tokens": 24}
+
+    async def whole() -> str:
+        answer = await deployment.post(f"{path}/query", body)
+        if [source["document"] for source in answer["sources"]] != ["refunds.md"]:
+            raise SmokeFailedError(f"POST {path}/query: sources {answer['sources']}, expected refunds.md alone")
+        return str(answer["answer"])
+
+    async def streamed() -> str:
+        events = await deployment.events(f"{path}/query", {**body, "stream": True})
+        if not events or events[-1].name != DONE:
+            raise SmokeFailedError(f"POST {path}/query: the stream of {len(events)} events did not end with [DONE]")
+        return "".join(event.payload["text"] for event in events if event.name == "token")
+
+    return f"put in, found and cited; {await compare(f'{path}/query', whole, streamed)}"

@@ -48,7 +48,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel. `width` counts the 24 columns of a dashboard."""
+    """A panel. `width` counts the 24 columns of a dashboard."""
 
     title: str
     description: str
@@ -82,7 +82,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One dashboard. `uid` is its address, which must not change."""
+    """A dashboard. `uid` is its address, which must not change."""
 
     uid: str
     title: str

@@ -16,7 +16,7 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 
 class Framing(StrEnum):
-    """The ways in which the events of an answer are told apart."""
+    """The framings that separate the events of an answer."""
 
     SSE = "sse"
     JSON_LINES = "json_lines"
@@ -56,6 +56,22 @@ NO_CONTEXT = ApiContext()
 
 
 @dataclass(frozen=True, slots=True)
+class AskedRequest:
+    """The content of one request. `prompt` is a text or token ids; `max_tokens` bounds the answer."""
+
+    model: str
+    prompt: Prompt
+    max_tokens: int
+    workload: Workload
+    context: ApiContext = NO_CONTEXT
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The fields that make the answer greedy, and as long as asked where the workload wants that."""
+        return {"temperature": 0.0, **({"ignore_eos": True} if self.workload.ignore_eos else {})}
+
+
+@dataclass(frozen=True, slots=True)
 class CallPart:
     """A piece of a tool call: its place among the calls of the answer, the name if it is here, new arguments."""
 
@@ -85,7 +101,7 @@ class ParsedEvent:
     """The pieces of tool calls, from an API that keeps answers."""
     response_id: str | None = None
     has_sources: bool = False
-    """It tells what a retrieval found."""
+    """It has the result of a retrieval."""
 
 
 TOKEN = ParsedEvent(has_text=True)
@@ -93,8 +109,12 @@ TOKEN = ParsedEvent(has_text=True)
 
 
 class Api(ABC):
-    """One API of a server."""
+    """An API of a server."""
 
+    route: ClassVar[str]
+    """The path, with the model's name as `{model}` where the path has it."""
+    event: ClassVar[Any]
+    """The struct of an event's JSON."""
     framing: ClassVar[Framing] = Framing.SSE
     has_terminator: ClassVar[bool] = True
     """A complete stream has a last event of its own: `[DONE]`, or one that `parse` says is the last."""
@@ -105,13 +125,22 @@ class Api(ABC):
     keeps_answers: bool = False
     """`parse` returns texts and tool calls too, which costs time."""
 
-    @abstractmethod
-    def path(self, model: str) -> str: ...
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(self.event).decode
 
-    @abstractmethod
+    def path(self, model: str) -> str:
+        return self.route.format(model=model)
+
     def body(
         self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes: ...
+    ) -> bytes:
+        """Encode a request. The workload's own fields replace the API's."""
+        asked = AskedRequest(model, prompt, max_tokens, workload, context)
+        return msgspec.json.encode(self.fields(asked) | workload.extra_body)
+
+    @abstractmethod
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        """Return the fields of a request's JSON."""
 
     @abstractmethod
     def parse(self, data: bytes) -> ParsedEvent:
@@ -131,16 +160,6 @@ def error_message(error: object) -> str:
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
 
 
-def encode_body(fields: dict[str, Any], workload: Workload) -> bytes:
-    """Encode a body. The workload's own fields replace the API's."""
-    return msgspec.json.encode(fields | workload.extra_body)
-
-
-def sampling(workload: Workload) -> dict[str, Any]:
-    """Return the fields that make answers greedy, and as long as asked where the workload wants that."""
-    return {"temperature": 0.0, **({"ignore_eos": True} if workload.ignore_eos else {})}
-
-
 def conversation(prompt: Prompt, context: ApiContext, content: Callable[[Prompt, tuple[str, ...]], Any]) -> list[Any]:
     """Return the messages of a conversation. `content` makes that of a user's message from its text and images."""
     messages: list[Any] = []
@@ -148,3 +167,15 @@ def conversation(prompt: Prompt, context: ApiContext, content: Callable[[Prompt,
         messages.append({"role": "user", "content": content(turn.prompt, turn.images)})
         messages.append({"role": "assistant", "content": turn.answer})
     return [*messages, {"role": "user", "content": content(prompt, context.images)}]
+
+
+def content_parts(picture: Callable[[str], Any], text_type: str = "text") -> Callable[[Prompt, tuple[str, ...]], Any]:
+    """Return a function that makes a user message's content: its text, behind a part for each image, if it has any.
+
+    `picture` makes the part of a PNG in base64.
+    """
+
+    def content(prompt: Prompt, images: tuple[str, ...]) -> Any:
+        return [*map(picture, images), {"type": text_type, "text": prompt}] if images else prompt
+
+    return content

@@ -5,20 +5,17 @@ from typing import Any, ClassVar
 import msgspec
 
 from sluice.load.apis.base import (
-    NO_CONTEXT,
     TOKEN,
     Api,
-    ApiContext,
+    AskedRequest,
     CallPart,
     Extra,
     ParsedEvent,
-    Prompt,
+    content_parts,
     conversation,
-    encode_body,
     error_message,
-    sampling,
 )
-from sluice.load.config import ToolUse, Workload
+from sluice.load.config import ToolUse
 
 
 class _Usage(msgspec.Struct):
@@ -58,26 +55,20 @@ class MessagesApi(Api):
     """`POST /v1/messages`. The stream ends with `message_stop`."""
 
     takes: ClassVar = frozenset(Extra)
-
-    def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_Event).decode
-
-    def path(self, model: str) -> str:
-        return "/v1/messages"
+    route: ClassVar = "/v1/messages"
+    event: ClassVar = _Event
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         return (("anthropic-version", "2023-06-01"),)
 
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
-        messages = conversation(prompt, context, _content)
-        fields: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": True}
-        if workload.tool_use is not None:
-            fields |= _tools(workload.tool_use)
-        if workload.json_schema is not None:
-            fields["output_config"] = {"format": {"type": "json_schema", "schema": workload.json_schema}}
-        return encode_body(fields | sampling(workload), workload)
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        fields: dict[str, Any] = {"model": asked.model, "max_tokens": asked.max_tokens, "stream": True}
+        fields["messages"] = conversation(asked.prompt, asked.context, _content)
+        if asked.workload.tool_use is not None:
+            fields |= _tools(asked.workload.tool_use)
+        if asked.workload.json_schema is not None:
+            fields["output_config"] = {"format": {"type": "json_schema", "schema": asked.workload.json_schema}}
+        return fields | asked.sampling
 
     def parse(self, data: bytes) -> ParsedEvent:
         event = self._decode(data)
@@ -106,13 +97,11 @@ class MessagesApi(Api):
         return ParsedEvent(has_text=True, text=delta.text, calls=calls)
 
 
-def _content(prompt: Prompt, images: tuple[str, ...]) -> Any:
-    if not images:
-        return prompt
-    pictures = [
-        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": each}} for each in images
-    ]
-    return [*pictures, {"type": "text", "text": prompt}]
+def _picture(image: str) -> Any:
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": image}}
+
+
+_content = content_parts(_picture)
 
 
 def _tools(use: ToolUse) -> dict[str, Any]:

@@ -5,20 +5,15 @@ from typing import Any, ClassVar
 import msgspec
 
 from sluice.load.apis.base import (
-    NO_CONTEXT,
     TOKEN,
     Api,
-    ApiContext,
+    AskedRequest,
     CallPart,
     Extra,
     Framing,
     ParsedEvent,
-    Prompt,
     conversation,
-    encode_body,
-    sampling,
 )
-from sluice.load.config import Workload
 
 
 class _Function(msgspec.Struct):
@@ -50,29 +45,27 @@ class OllamaChatApi(Api):
 
     framing: ClassVar = Framing.JSON_LINES
     takes: ClassVar = frozenset(Extra)
+    route: ClassVar = "/api/chat"
+    event: ClassVar = _Line
 
     def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_Line).decode
+        super().__init__()
         self._num_calls = 0
 
-    def path(self, model: str) -> str:
-        return "/api/chat"
-
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
-        options = {"num_predict": max_tokens, **sampling(workload)}
-        messages = conversation(prompt, context, lambda text, _: text)
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        context, workload = asked.context, asked.workload
+        options = {"num_predict": asked.max_tokens, **asked.sampling}
+        messages = conversation(asked.prompt, context, lambda text, _: text)
         # Ollama has the images of a message beside its text.
         images = (*(turn.images for turn in context.history), context.images)
         for message, pictures in zip(messages[::2], images, strict=True):
             message |= {"images": list(pictures)} if pictures else {}
-        fields: dict[str, Any] = {"model": model, "messages": messages, "stream": True, "options": options}
+        fields: dict[str, Any] = {"model": asked.model, "messages": messages, "stream": True, "options": options}
         if workload.tool_use is not None:
             fields["tools"] = [{"type": "function", "function": each} for each in workload.tool_use.functions]
         if workload.json_schema is not None:
             fields["format"] = workload.json_schema
-        return encode_body(fields, workload)
+        return fields
 
     def parse(self, data: bytes) -> ParsedEvent:
         line = self._decode(data)

@@ -5,21 +5,18 @@ from typing import Any, ClassVar
 import msgspec
 
 from sluice.load.apis.base import (
-    NO_CONTEXT,
     TOKEN,
     Api,
-    ApiContext,
+    AskedRequest,
     CallPart,
     Extra,
     Framing,
     ParsedEvent,
-    Prompt,
+    content_parts,
     conversation,
-    encode_body,
     error_message,
-    sampling,
 )
-from sluice.load.config import ToolUse, Workload
+from sluice.load.config import ToolUse
 
 
 class _Function(msgspec.Struct, frozen=True):
@@ -63,16 +60,12 @@ _NO_CHOICE = _Choice()
 class CompletionsApi(Api):
     """`POST /v1/completions`. A prompt of token ids has an exact length and needs no tokenizer."""
 
-    def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_Chunk).decode
+    route: ClassVar = "/v1/completions"
+    event: ClassVar = _Chunk
 
-    def path(self, model: str) -> str:
-        return "/v1/completions"
-
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
-        return encode_body(self._asking(prompt, workload, context) | _streamed(model, max_tokens, workload), workload)
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        length = {"max_tokens": asked.max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+        return self._asking(asked) | {"model": asked.model, **length, **asked.sampling}
 
     def parse(self, data: bytes) -> ParsedEvent:
         chunk = self._decode(data)
@@ -93,8 +86,8 @@ class CompletionsApi(Api):
             calls=_call_parts(delta) if self.keeps_answers else (),
         )
 
-    def _asking(self, prompt: Prompt, workload: Workload, context: ApiContext) -> dict[str, Any]:
-        return {"prompt": prompt}
+    def _asking(self, asked: AskedRequest) -> dict[str, Any]:
+        return {"prompt": asked.prompt}
 
     def _has_text(self, choice: _Choice) -> bool:
         return bool(choice.text)
@@ -103,13 +96,12 @@ class CompletionsApi(Api):
 class ChatApi(CompletionsApi):
     """`POST /v1/chat/completions`. The server's chat template adds its own tokens."""
 
+    route: ClassVar = "/v1/chat/completions"
     takes: ClassVar = frozenset(Extra)
 
-    def path(self, model: str) -> str:
-        return "/v1/chat/completions"
-
-    def _asking(self, prompt: Prompt, workload: Workload, context: ApiContext) -> dict[str, Any]:
-        fields: dict[str, Any] = {"messages": conversation(prompt, context, _content)}
+    def _asking(self, asked: AskedRequest) -> dict[str, Any]:
+        workload = asked.workload
+        fields: dict[str, Any] = {"messages": conversation(asked.prompt, asked.context, _content)}
         if workload.tool_use is not None:
             fields |= chat_tools(workload.tool_use)
         if workload.json_schema is not None:
@@ -122,11 +114,11 @@ class ChatApi(CompletionsApi):
         return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
 
 
-def _content(prompt: Prompt, images: tuple[str, ...]) -> Any:
-    if not images:
-        return prompt
-    pictures = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in images]
-    return [*pictures, {"type": "text", "text": prompt}]
+def _picture(image: str) -> Any:
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}
+
+
+_content = content_parts(_picture)
 
 
 def chat_tools(use: ToolUse) -> dict[str, Any]:
@@ -143,11 +135,6 @@ def _call_parts(delta: _Delta) -> tuple[CallPart, ...]:
     )
 
 
-def _streamed(model: str, max_tokens: int, workload: Workload) -> dict[str, Any]:
-    length = {"max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
-    return {"model": model, **length, **sampling(workload)}
-
-
 class _WholeAnswer(msgspec.Struct):
     data: list[Any] = []
     results: list[Any] = []
@@ -161,16 +148,11 @@ class EmbeddingsApi(Api):
     has_terminator: ClassVar = False
     has_output_tokens: ClassVar = False
 
-    def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_WholeAnswer).decode
+    route: ClassVar = "/v1/embeddings"
+    event: ClassVar = _WholeAnswer
 
-    def path(self, model: str) -> str:
-        return "/v1/embeddings"
-
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
-        return encode_body({"model": model, "input": prompt}, workload)
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        return {"model": asked.model, "input": asked.prompt}
 
     def parse(self, data: bytes) -> ParsedEvent:
         answer = self._decode(data)
@@ -182,13 +164,10 @@ class EmbeddingsApi(Api):
 class RerankApi(EmbeddingsApi):
     """`POST /v1/rerank` of a prompt's first quarter as the query and its quarters as the documents."""
 
-    def path(self, model: str) -> str:
-        return "/v1/rerank"
+    route: ClassVar = "/v1/rerank"
 
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
-        words = str(prompt).split()
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        words = str(asked.prompt).split()
         size = max(1, len(words) // 4)
         documents = [" ".join(words[start : start + size]) for start in range(0, len(words), size)]
-        return encode_body({"model": model, "query": documents[0], "documents": documents}, workload)
+        return {"model": asked.model, "query": documents[0], "documents": documents}

@@ -4,18 +4,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from sluice.load.apis.base import (
-    NO_CONTEXT,
-    TOKEN,
-    Api,
-    ApiContext,
-    Extra,
-    Fetch,
-    ParsedEvent,
-    Prompt,
-    encode_body,
-    error_message,
-)
+from sluice.load.apis.base import TOKEN, Api, AskedRequest, Extra, Fetch, ParsedEvent, error_message
 from sluice.load.config import Workload
 
 DEFAULT_PIPELINE = "rag_pipeline"
@@ -43,9 +32,10 @@ class RagApi(Api):
 
     has_output_tokens: ClassVar = False
     takes: ClassVar = frozenset({Extra.TURNS})
+    event: ClassVar = _Event
 
     def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_Event).decode
+        super().__init__()
         self._collection = ""
 
     async def prepare(self, fetch: Fetch, model: str, workload: Workload) -> None:
@@ -54,17 +44,15 @@ class RagApi(Api):
     def path(self, model: str) -> str:
         return f"/v1/rag/{self._collection}/query"
 
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
-        fields: dict[str, Any] = {"model": model, "question": prompt, "max_tokens": max_tokens, "stream": True}
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        fields: dict[str, Any] = {"model": asked.model, "question": asked.prompt, "max_tokens": asked.max_tokens}
         said = [
             ({"role": "user", "content": turn.prompt}, {"role": "assistant", "content": turn.answer})
-            for turn in context.history
+            for turn in asked.context.history
         ]
         if said:
             fields["history"] = [message for pair in said for message in pair]
-        return encode_body(fields | {"temperature": 0.0}, workload)
+        return fields | {"stream": True, "temperature": 0.0}
 
     def parse(self, data: bytes) -> ParsedEvent:
         event = self._decode(data)

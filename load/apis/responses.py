@@ -9,16 +9,16 @@ from sluice.load.apis.base import (
     TOKEN,
     Api,
     ApiContext,
+    AskedRequest,
     CallPart,
     Extra,
     ParsedEvent,
     Prompt,
+    content_parts,
     conversation,
-    encode_body,
     error_message,
-    sampling,
 )
-from sluice.load.config import ToolUse, Workload
+from sluice.load.config import ToolUse
 
 
 class _Usage(msgspec.Struct):
@@ -65,25 +65,20 @@ class ResponsesApi(Api):
     """
 
     takes: ClassVar = frozenset(Extra)
+    route: ClassVar = "/v1/responses"
+    event: ClassVar = _Event
 
-    def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_Event).decode
-
-    def path(self, model: str) -> str:
-        return "/v1/responses"
-
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        workload = asked.workload
         is_stored = workload.stores_turns and workload.turns.high > 1
-        length = {"max_output_tokens": max_tokens, "stream": True, "store": is_stored}
-        fields = {"model": model, **length, **sampling(workload), **_input(prompt, context, is_stored)}
+        length = {"max_output_tokens": asked.max_tokens, "stream": True, "store": is_stored}
+        fields = {"model": asked.model, **length, **asked.sampling, **_input(asked.prompt, asked.context, is_stored)}
         if workload.tool_use is not None:
             fields |= _tools(workload.tool_use)
         if workload.json_schema is not None:
             schema = {"type": "json_schema", "name": "answer", "schema": workload.json_schema, "strict": True}
             fields["text"] = {"format": schema}
-        return encode_body(fields, workload)
+        return fields
 
     def parse(self, data: bytes) -> ParsedEvent:
         event = self._decode(data)
@@ -119,11 +114,11 @@ def _items(prompt: Prompt, context: ApiContext) -> Any:
     return conversation(prompt, context, _content) if context != NO_CONTEXT else prompt
 
 
-def _content(prompt: Prompt, images: tuple[str, ...]) -> Any:
-    if not images:
-        return prompt
-    pictures = [{"type": "input_image", "image_url": f"data:image/png;base64,{each}"} for each in images]
-    return [*pictures, {"type": "input_text", "text": prompt}]
+def _picture(image: str) -> Any:
+    return {"type": "input_image", "image_url": f"data:image/png;base64,{image}"}
+
+
+_content = content_parts(_picture, "input_text")
 
 
 def _tools(use: ToolUse) -> dict[str, Any]:

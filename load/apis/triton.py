@@ -12,13 +12,12 @@ from sluice.load.apis.base import (
     NO_CONTEXT,
     Api,
     ApiContext,
+    AskedRequest,
     Fetch,
     Framing,
     ParsedEvent,
     Prompt,
-    encode_body,
     error_message,
-    sampling,
 )
 from sluice.load.config import LoadConfigError, Workload
 
@@ -36,17 +35,12 @@ class GenerateStreamApi(Api):
     has_terminator: ClassVar = False
     is_streamed: ClassVar = True
 
-    def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_GenerateEvent).decode
+    route: ClassVar = "/v2/models/{model}/generate_stream"
+    event: ClassVar = _GenerateEvent
 
-    def path(self, model: str) -> str:
-        return f"/v2/models/{model}/generate_stream"
-
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
-        fields = {"text_input": prompt, "max_tokens": max_tokens, "stream": self.is_streamed}
-        return encode_body(fields | {"return_num_output_tokens": True} | sampling(workload), workload)
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        fields = {"text_input": asked.prompt, "max_tokens": asked.max_tokens, "stream": self.is_streamed}
+        return fields | {"return_num_output_tokens": True} | asked.sampling
 
     def parse(self, data: bytes) -> ParsedEvent:
         event = self._decode(data)
@@ -63,9 +57,7 @@ class GenerateApi(GenerateStreamApi):
 
     framing: ClassVar = Framing.WHOLE
     is_streamed: ClassVar = False
-
-    def path(self, model: str) -> str:
-        return f"/v2/models/{model}/generate"
+    route: ClassVar = "/v2/models/{model}/generate"
 
 
 class TensorMetadata(msgspec.Struct):
@@ -112,8 +104,11 @@ class InferApi(Api):
     has_terminator: ClassVar = False
     has_output_tokens: ClassVar = False
 
+    route: ClassVar = "/v2/models/{model}/infer"
+    event: ClassVar = _InferAnswer
+
     def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_InferAnswer).decode
+        super().__init__()
         self._inputs: list[Input] = []
 
     async def prepare(self, fetch: Fetch, model: str, workload: Workload) -> None:
@@ -121,16 +116,9 @@ class InferApi(Api):
         metadata = msgspec.json.decode(await fetch(f"/v2/models/{model}"), type=_ModelMetadata)
         self._inputs = planned_inputs(model, metadata.inputs, workload)
 
-    def path(self, model: str) -> str:
-        return f"/v2/models/{model}/infer"
-
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
-        inputs = [
-            self._header(each) | {"data": values.ravel().tolist()} for each, values in draw_inputs(self._inputs, prompt)
-        ]
-        return encode_body({"inputs": inputs}, workload)
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        drawn = draw_inputs(self._inputs, asked.prompt)
+        return {"inputs": [self._header(each) | {"data": values.ravel().tolist()} for each, values in drawn]}
 
     def parse(self, data: bytes) -> ParsedEvent:
         answer = self._decode(data)
@@ -157,7 +145,8 @@ class InferBinaryApi(InferApi):
         for each, values in draw_inputs(self._inputs, prompt):
             raw.append(raw_bytes(each, values))
             inputs.append(self._header(each) | {"parameters": {"binary_data_size": len(raw[-1])}})
-        header = encode_body({"inputs": inputs, "parameters": {"binary_data_output": True}}, workload)
+        fields = {"inputs": inputs, "parameters": {"binary_data_output": True}}
+        header = msgspec.json.encode(fields | workload.extra_body)
         self._header_length = len(header)
         return header + b"".join(raw)
 
@@ -171,7 +160,7 @@ class InferBinaryApi(InferApi):
 
 
 def planned_inputs(model: str, inputs: Sequence[TensorMetadata], workload: Workload) -> list[Input]:
-    """Return what to send for a model's inputs. Raises `LoadConfigError` for a shape that is none of theirs."""
+    """Return the tensors to send for a model's inputs. Raises `LoadConfigError` for a shape that is none of theirs."""
     unknown = workload.shapes.keys() - {each.name for each in inputs}
     if unknown:
         known = ", ".join(each.name for each in inputs)

@@ -1,13 +1,13 @@
-"""Reads what answers say, in each API, whole or streamed, and tells errors that have their protocol's shape."""
+"""Reads the texts of answers in each API, whole or streamed, and checks the shape of errors."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
 
-from sluice.load.apis import Api, ApiContext, Framing, ParsedEvent, Prompt, make_api
-from sluice.load.apis.base import NO_CONTEXT, error_message
-from sluice.load.config import ApiKind, Workload
+from sluice.load.apis import Api, Framing, ParsedEvent, make_api
+from sluice.load.apis.base import AskedRequest, error_message
+from sluice.load.config import ApiKind
 from sluice.load.stream import StreamReader
 
 _JSON = msgspec.json.Decoder()
@@ -28,13 +28,10 @@ class WholeApi(Api):
     def headers(self) -> tuple[tuple[str, str], ...]:
         return self._inner.headers()
 
-    def body(
-        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: ApiContext = NO_CONTEXT
-    ) -> bytes:
-        streamed = self._inner.body(model, prompt, max_tokens, workload, context)
-        fields = msgspec.json.decode(streamed) | {"stream": False}
+    def fields(self, asked: AskedRequest) -> dict[str, Any]:
+        fields = self._inner.fields(asked) | {"stream": False}
         fields.pop("stream_options", None)
-        return msgspec.json.encode(fields)
+        return fields
 
     def parse(self, data: bytes) -> ParsedEvent:
         document = _JSON.decode(data)
@@ -45,7 +42,7 @@ class WholeApi(Api):
 
 
 def _output_tokens(document: dict[str, Any]) -> int | None:
-    """Return how many tokens a whole answer has, as its protocol counts them."""
+    """Return the number of tokens of a whole answer, as its protocol counts them."""
     usage = document.get("usage") or {}
     counts = (usage.get("completion_tokens"), usage.get("output_tokens"), document.get("eval_count"))
     counted = next((each for each in counts if each is not None), None)
@@ -54,7 +51,7 @@ def _output_tokens(document: dict[str, Any]) -> int | None:
 
 @dataclass(slots=True)
 class TextReader(StreamReader):
-    """Reads a response and keeps what it says."""
+    """Reads a response and keeps its text."""
 
     texts: list[str] = field(default_factory=list)
 
@@ -131,7 +128,7 @@ def _texts_of_others(document: dict[str, Any]) -> list[str]:
 
 
 def find_misshape(kind: ApiKind, status: int, body: str) -> str | None:
-    """Say what an answer with an error lacks of its protocol's shape; None for nothing."""
+    """Describe how an error's answer breaks its protocol's shape; None if it does not."""
     try:
         document = _JSON.decode(body.encode())
     except msgspec.DecodeError:

@@ -34,7 +34,7 @@ class MovableClock:
         return {"LD_PRELOAD": str(self._library), "SLUICE_CHAOS_CLOCK": str(self._file)}
 
     def move(self, offset_s: float) -> None:
-        """Let the clock stand so far before the machine's, from now on."""
+        """Set the clock's offset from the machine's."""
         with self._file.open("r+b", buffering=0) as file:
             file.write(round(offset_s).to_bytes(_SIZE, "little", signed=True))
 

@@ -91,7 +91,7 @@ class Faults:
     """The parts that should have come back after a fault and did not."""
 
     async def run(self, name: str, seed: int) -> str:
-        """Do a fault to its end, and return what was done."""
+        """Run a fault to its end, and return its description."""
         fault: Callable[[random.Random], Awaitable[str]] = getattr(self, f"fault_{name}")
         return await fault(random.Random(seed))
 
@@ -159,7 +159,7 @@ class Faults:
             await asyncio.sleep(0.2)
 
     async def fault_worker_restart(self, rng: random.Random) -> str:
-        """Have the workers replaced one after the other, which no request notices."""
+        """Replace the workers one after the other, which no request notices."""
         gateway = self.fleet.gateways[1]
         if gateway.is_restarting or len(gateway.processes(WORKER)) < 2:
             return f"{_SKIPPED}the workers are not all there"
@@ -234,7 +234,7 @@ class Faults:
         return [each.outages for each in self.fleet.gateways if each.has_postgres]
 
     async def fault_disk_full(self, rng: random.Random) -> str:
-        """Have every write of a gateway and its workers fail that makes a file longer than a few KiB."""
+        """Limit the files of a gateway and its workers to a few KiB: longer writes fail."""
         gateway, seconds = rng.choice(self.fleet.gateways), rng.uniform(2, 8)
         if gateway.is_restarting:
             return f"{_SKIPPED}{gateway.name} starts again"
@@ -357,6 +357,6 @@ FAULTS = tuple(name.removeprefix("fault_") for name in vars(Faults) if name.star
 
 
 def possible_faults(names: tuple[str, ...], skipped: dict[str, str]) -> tuple[str, ...]:
-    """Return those of the faults for which the fleet has all parts."""
+    """Return the faults for which the fleet has all parts."""
     missing = {name for part in skipped for name in _NEEDS[part]}
     return tuple(name for name in names if name not in missing)

@@ -17,12 +17,11 @@ import psutil
 
 from sluice.bundled import BUNDLED_MODEL, models_folder
 from sluice.load.chaos.clocks import ClockError, MovableClock, build_library
-from sluice.load.chaos.places import choose_port, find_postgres, find_redis
 from sluice.load.chaos.processes import START_S, FleetError, Program
-from sluice.load.chaos.stores import PostgresUnderFaults, RedisStore
+from sluice.load.chaos.stores import PostgresUnderFaults, RedisStore, choose_port, find_postgres, find_redis
 
 HEARTBEAT_TIMEOUT_S = 6.0
-"""After so long without a word engines and HTTP workers are replaced."""
+"""Timeout in seconds after which silent engines and HTTP workers are replaced."""
 FLEET_NAME = "chaos"
 ECHO, ENCODER, PIPELINE = "echo", "query_encoder", "rag_pipeline"
 ENGINE, WORKER, PYTHON_WORKER = "sluice.engine.process", "sluice.gateway.workers", "backends/python/worker"
@@ -78,9 +77,9 @@ class Gateway:
     metrics_port: int
     has_postgres: bool = False
     cuts: list[FaultSpan] = field(default_factory=list)
-    """When connections may break: from a kill of the gateway or one of its HTTP workers until that is replaced."""
+    """Spans in which connections may break: from a kill of the gateway or of an HTTP worker until its replacement."""
     outages: list[FaultSpan] = field(default_factory=list)
-    """When its ledger could not be written."""
+    """Spans in which its ledger could not be written."""
     is_restarting: bool = False
 
     @property
@@ -106,13 +105,13 @@ class Gateway:
             interval.ended_at = time.time() + settling_s
 
     def processes(self, word: str) -> list[psutil.Process]:
-        """Return those of its processes whose command line has this word."""
+        """Return its processes whose command line has this word."""
         return self.program.children(word)
 
 
 @dataclass(slots=True)
 class Fleet:
-    """All parts of the fleet. `skipped` says which are not there, and why."""
+    """The parts of the fleet. `skipped` has the missing ones with the reasons."""
 
     folder: Path
     gateways: list[Gateway]
@@ -122,9 +121,9 @@ class Fleet:
     skipped: dict[str, str]
     client: httpx.AsyncClient
     redis_outages: list[FaultSpan] = field(default_factory=list)
-    """When Redis did not answer, or lost what it had."""
+    """Spans in which Redis did not answer, or lost its data."""
     standstills: list[FaultSpan] = field(default_factory=list)
-    """When the machine itself did not run."""
+    """Spans in which the machine itself stood still."""
 
     async def start(self) -> None:
         """Start everything. Raises FleetError where a part does not start."""
@@ -138,7 +137,7 @@ class Fleet:
         return any(each.touches(begun_at, ended_at) for each in self.standstills)
 
     async def health(self, gateway: Gateway) -> object:
-        """Return what `/health` answers, or how it could not be asked."""
+        """Return the answer of `/health`, or the error of the request."""
         try:
             answer = await self.client.get(f"{gateway.url}/health", timeout=_PROBE_S)
             return answer.json()

@@ -43,7 +43,7 @@ async def read_ledger(fleet: Fleet, gateway: Gateway) -> Ledger:
 
 
 def compare_completions(gateway: Gateway, ledger: Ledger, completions: Mapping[str, Completion]) -> list[str]:
-    """Say where the ledger differs from what the clients got. Pure.
+    """Return the differences between the ledger and the clients' answers. Pure.
 
     Rows may be missing that a kill of the gateway's processes took before they were written.
     """

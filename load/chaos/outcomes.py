@@ -13,11 +13,11 @@ MAX_EXAMPLES = 10
 """Examples that are kept of each notable outcome, the latest ones."""
 _MAX_NAMED = 5
 _MAX_TOLD = 100
-"""Broken promises that are told as they happen; more of them say nothing new."""
+"""Most broken promises that are reported as they happen."""
 _EXPECTED_STATUSES = {429, 503, 504}
 _EXPECTED_GRPC = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 _CRASHED_TWICE = "crashed the engine twice"
-"""Of a request that lost two engines: any kill may take any request."""
+"""The error of a request that lost two engines: any kill may take any request."""
 STILL_READING = "are being encoded"
 """An answer from documents says so while a gateway that started again reads them."""
 _BROKEN_TRANSPORT = (
@@ -37,7 +37,7 @@ _BROKEN_TRANSPORT = (
 
 
 class Outcome(StrEnum):
-    """How a request ended."""
+    """The outcome of a request."""
 
     COMPLETED = "completed"
     LEFT = "cancelled by its client"
@@ -55,7 +55,7 @@ VIOLATIONS = (Outcome.LOST, Outcome.HUNG, Outcome.WRONG, Outcome.MISSHAPEN)
 
 @dataclass(frozen=True, slots=True)
 class OutcomeVerdict:
-    """How a request ended, with the label to count by and the detail of what is wrong."""
+    """The outcome of a request, the label to count it by, and the details of a fault."""
 
     outcome: Outcome
     label: str = ""
@@ -63,7 +63,7 @@ class OutcomeVerdict:
 
 
 def judge(question: Question, text: str, failure: Failure | None, expected: str | None) -> OutcomeVerdict:
-    """Say how a request ended that its client did not leave; one whose connection broke is lost. Pure.
+    """Judge a request that its client did not leave; one whose connection broke is lost. Pure.
 
     `expected` is the text that it must have, None where it is not known yet.
     """
@@ -127,7 +127,7 @@ class Tally:
         return sum(count for (_, outcome), count in self.counts.items() if outcome in outcomes)
 
     def by_outcome(self) -> dict[Outcome, int]:
-        """Return how many requests had each outcome that there was."""
+        """Return the number of requests by outcome."""
         return {outcome: count for outcome in Outcome if (count := self.total(outcome))}
 
     @property
@@ -135,7 +135,7 @@ class Tally:
         return sum(self.counts.values())
 
     def violations(self) -> list[str]:
-        """Say which promises were broken, with examples."""
+        """Return the broken promises, with examples."""
         return [
             f"{count} requests {outcome}: {'; '.join(self._examples_of(outcome)[:_MAX_NAMED])}"
             for outcome in VIOLATIONS

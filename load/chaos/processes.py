@@ -37,7 +37,7 @@ class Program:
     cwd: Path | None = None
     """The folder that it is started in; None for the log's."""
     started_at: float = 0.0
-    """When it was started last, by `time.time`."""
+    """The time of its last start, by `time.time`."""
     replacing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by who has killed it and starts it again."""
     _process: "subprocess.Popen[bytes] | None" = None

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sluice.load.chaos.outcomes import Outcome
 from sluice.load.chaos.run import ChaosRun
-from sluice.load.machine import read_machine_info
+from sluice.load.single_run import read_machine_info
 
 _REDRAW_S, _LINE_S = 1.0, 10.0
 _MOST_SLOPES = 5
@@ -21,8 +21,8 @@ _MOST_SLOPES = 5
 
 
 async def show_progress(run: ChaosRun, console: Console) -> None:
-    """Show how the run goes on until cancelled: a table on a terminal, a line now and then elsewhere. A request that
-    breaks a promise is told at once."""
+    """Show the progress of the run until cancelled: a table on a terminal, a line now and then elsewhere. A request
+    that breaks a promise is told at once."""
     telling = asyncio.create_task(_tell_broken(run, console))
     try:
         if not console.is_terminal:
@@ -48,7 +48,7 @@ async def _tell_broken(run: ChaosRun, console: Console) -> None:
 
 
 def progress_line(run: ChaosRun) -> str:
-    """Say in a line how far the run is."""
+    """Format the run's progress as one line."""
     elapsed_s = time.time() - run.begun_at
     ended = 0 if run.traffic is None else run.traffic.tally.num_ended
     counts = "" if run.traffic is None else ", ".join(f"{count} {name}" for name, count in outcome_counts(run))
@@ -88,7 +88,7 @@ def kind_rows(run: ChaosRun) -> Iterator[tuple[str, dict[Outcome, int]]]:
 
 
 def print_report(run: ChaosRun, console: Console) -> None:
-    """Print what the clients got, what was done, what was checked, and what broke a promise."""
+    """Print the clients' outcomes, the faults, the checks, and the broken promises."""
     console.print(_progress_table(run))
     for name, count in sorted(run.num_faults.items()):
         console.print(f"  {count:4} x {name}", highlight=False, markup=False)
@@ -109,7 +109,7 @@ def print_report(run: ChaosRun, console: Console) -> None:
 
 
 def verdict(run: ChaosRun) -> str:
-    """Return what the run has shown, in a line."""
+    """Return the verdict of the run as one line."""
     if run.violations:
         return f"broken promises: {len(run.violations)}; see {run.config.folder}"
     if not run.is_complete:

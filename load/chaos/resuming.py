@@ -34,7 +34,7 @@ class _EndedError(Exception):
 
 
 class Resumption:
-    """One stream over as many connections as it takes."""
+    """Reads a stream over as many connections as it takes."""
 
     def __init__(self, fleet: Fleet, question: Question, rng: random.Random) -> None:
         self._fleet = fleet
@@ -47,7 +47,7 @@ class Resumption:
         """The id of the last event, as it came."""
         self._texts: list[str] = []
         self._said = "no connection"
-        """What the last attempt brought in place of events."""
+        """The last attempt's answer in place of events."""
         self.owner: Gateway = rng.choice(fleet.gateways)
         """The gateway that was asked first."""
 

@@ -1,4 +1,4 @@
-"""One run: the fleet starts, learns its answers, bears faults under traffic, and is looked over when all is still."""
+"""Runs the fleet under faults: it starts, learns its answers, bears faults under traffic, and is checked at the end."""
 
 import asyncio
 import random
@@ -12,8 +12,17 @@ import httpx
 from sluice.load.chaos.faults import Faults, possible_faults
 from sluice.load.chaos.fleet import FaultSpan, Fleet, FleetError, Gateway, running_fleet
 from sluice.load.chaos.ledgers import FLUSH_S, compare_completions, count_excused, read_ledger, tokens_of_counters
-from sluice.load.chaos.measurements import Size, find_growth, measure
-from sluice.load.chaos.samples import Sample, Slope, find_leaks, find_slopes, keep_sampling, sample_interval_s
+from sluice.load.chaos.samples import (
+    FleetSample,
+    Size,
+    Slope,
+    find_growth,
+    find_leaks,
+    find_slopes,
+    keep_sampling,
+    measure,
+    sample_interval_s,
+)
 from sluice.load.chaos.traffic import Traffic
 
 
@@ -72,7 +81,7 @@ class ChaosConfig:
 
     minutes: float
     folder: Path
-    """Where logs, ledgers and models lie."""
+    """The folder of logs, ledgers and models."""
     faults: tuple[str, ...]
     seed: int = 0
     num_clients: int = 12
@@ -94,7 +103,7 @@ class ChaosRun:
     num_faults: dict[str, int] = field(default_factory=dict)
     current_faults: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
-    """What was done, and when."""
+    """The faults and their times, a line each."""
     skipped: dict[str, str] = field(default_factory=dict)
     is_complete: bool = False
     """Whether it went on to its end, with the checks that are made there."""
@@ -102,7 +111,7 @@ class ChaosRun:
     checks: dict[str, str] = field(default_factory=dict)
     before: dict[str, Size] = field(default_factory=dict)
     after: dict[str, Size] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[FleetSample] = field(default_factory=list)
     """One sample a minute, from the first fault on."""
     slopes: list[Slope] = field(default_factory=list)
 
@@ -168,7 +177,7 @@ class _Course:
         await keep_sampling(self._fleet, self._traffic.tally, self._run.samples, interval_s)
 
     async def _watch_standstills(self) -> None:
-        """Note when the machine itself did not run, so that nobody is blamed for it."""
+        """Record the spans in which the machine stood still, which excuse what happened in them."""
         while True:
             begun_at = time.time()
             await asyncio.sleep(_LOOK_S)
@@ -177,7 +186,7 @@ class _Course:
                 self._run.note(f"the machine stood still for {seconds:.1f} s")
 
     async def _disturb(self) -> None:
-        """Do the faults at their times, each while others may still go on."""
+        """Run the faults at their times; they may overlap."""
         self._run.phase = "faults"
         names = possible_faults(self._config.faults, self._run.skipped)
         duration_s, begun = self._config.minutes * 60, time.monotonic()
@@ -245,13 +254,13 @@ class _Course:
         self._run.after = measure(self._fleet)
 
     async def _read_tokens(self, gateway: Gateway) -> TokenCounts:
-        """Return what counters and ledger have of tokens. All rows are written by now."""
+        """Return the tokens by counters and by ledger. All rows are written by now."""
         await asyncio.sleep(FLUSH_S)
         counters = tokens_of_counters(await self._fleet.metrics(gateway))
         return counters, dict((await read_ledger(self._fleet, gateway)).tokens)
 
     async def _compare_tokens(self, gateway: Gateway, earlier: TokenCounts) -> None:
-        """Require that the ledger has grown by as many tokens as the counters."""
+        """Require that the ledger and the counters have grown by the same number of tokens."""
 
         async def find_difference() -> str:
             counters, rows = await self._read_tokens(gateway)
@@ -282,7 +291,7 @@ async def _cancel(*tasks: asyncio.Task[None]) -> None:
 
 
 def find_open(metrics: Mapping[str, float]) -> str:
-    """Say what a gateway's metrics show to be running, waiting or held. Pure."""
+    """Return the requests and resources that a gateway's metrics show as open. Pure."""
     found = [f"{key} {value:g}" for key, value in metrics.items() if value and key.partition("{")[0] in _STILL_GAUGES]
     for key, total in metrics.items():
         if key.startswith("sluice_kv_blocks{") and (free := metrics[key.replace("blocks", "blocks_free", 1)]) != total:

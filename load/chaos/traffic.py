@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
-from sluice.load.callers import Caller, HttpCaller
+from sluice.load.callers import Caller, Clock, HttpCaller
 from sluice.load.chaos.answers import TextReader
 from sluice.load.chaos.fleet import Fleet, Gateway
 from sluice.load.chaos.outcomes import STILL_READING, Outcome, OutcomeVerdict, Tally, judge
 from sluice.load.chaos.questions import Question, QuestionKind, light_questions, make_questions
 from sluice.load.chaos.resuming import RESUMED, Resumption
-from sluice.load.clock import RealClock
 from sluice.load.config import ApiKind, LoadConfig, LoadTarget, RequestPace
 from sluice.load.single_run import open_caller
 from sluice.load.stream import Failure, LiveCounts, PlannedRequest
@@ -49,7 +48,7 @@ class Traffic:
     seed: int
     tally: Tally = field(default_factory=Tally)
     completions: dict[str, Completion] = field(default_factory=dict)
-    """What ended well over HTTP, by request id."""
+    """Requests that ended well over HTTP, by request id."""
     texts: dict[tuple[object, ...], str] = field(default_factory=dict)
     """The text of each answer, learned before the first fault."""
     questions: list[Question] = field(default_factory=make_questions)
@@ -60,7 +59,7 @@ class Traffic:
     async def __aenter__(self) -> "Traffic":
         for gateway in self.fleet.gateways:
             for kind in {each.kind for each in self.questions}:
-                caller = open_caller(_config(gateway, kind), RealClock(), kind.make_api())
+                caller = open_caller(_config(gateway, kind), Clock(), kind.make_api())
                 self._callers[gateway.name, kind] = await self._stack.enter_async_context(caller)
         return self
 
@@ -88,7 +87,7 @@ class Traffic:
         await asyncio.gather(*asking)
 
     async def run(self, num_clients: int, num_light: int = 0) -> None:
-        """Have clients ask until `is_stopping`: `num_clients` everything, some of whom come back to streams that they
+        """Run clients until `is_stopping`: `num_clients` everything, some of whom come back to streams that they
         have lost, and `num_light` what costs little, so that there are many requests."""
         num_resuming = -(-num_clients // _ONE_RESUMES_OF)
         resuming = (self._run_resuming(number) for number in range(num_resuming))
@@ -154,7 +153,7 @@ class Traffic:
 
 
 class _Exchange:
-    """One request and its answer."""
+    """A request and its answer."""
 
     def __init__(self, caller: Caller, question: Question) -> None:
         self._caller = caller

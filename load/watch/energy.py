@@ -3,23 +3,13 @@
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 POWERCAP = Path("/sys/class/powercap")
 
 
 class MeterError(Exception):
-    """There is no such meter here. The message says why."""
-
-
-class Meter(Protocol):
-    """Counts the energy of a part of this machine."""
-
-    name: str
-
-    def read_j(self) -> float:
-        """Return joules since an arbitrary start. Call it every few minutes at least: counters wrap."""
-        ...
+    """The meter is unavailable. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +17,9 @@ class Energy:
     """The energy of a run."""
 
     joules: dict[str, float]
-    """By the meter."""
+    """Joules by the meter's name."""
     missing: str
-    """The reasons why meters are missing; empty where none is."""
+    """The reasons of missing meters; empty if none is missing."""
 
     @property
     def total_j(self) -> float:
@@ -56,6 +46,7 @@ class NvmlMeter:
         self.name = f"NVML, {len(self._gpus)} GPU{'s' if len(self._gpus) > 1 else ''}"
 
     def read_j(self) -> float:
+        """Return joules since an arbitrary start."""
         return float(sum(self._pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) for gpu in self._gpus)) / 1e3
 
 
@@ -73,12 +64,13 @@ class RaplMeter:
         self.name = f"RAPL, {len(self._packages)} package{'s' if len(self._packages) > 1 else ''}"
 
     def read_j(self) -> float:
+        """Return joules since an arbitrary start. Call it every few minutes at least: counters wrap."""
         return sum(package.read_uj() for package in self._packages) / 1e6
 
 
 @dataclass(slots=True)
 class _Package:
-    """One counter of microjoules, which begins anew at its largest value."""
+    """A counter of microjoules, which wraps at its largest value."""
 
     folder: Path
     _last: int | None = None
@@ -97,7 +89,7 @@ class _Package:
 class EnergyWatch:
     """Measures from its making to `finish`."""
 
-    _meters: list[Meter] = field(default_factory=list)
+    _meters: list["NvmlMeter | RaplMeter"] = field(default_factory=list)
     _starts_j: list[float] = field(default_factory=list)
     _missing: list[str] = field(default_factory=list)
 

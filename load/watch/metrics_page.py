@@ -73,7 +73,7 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
-    """One reading of a page."""
+    """A reading of a page."""
 
     phases: dict[str, Total]
     running: float

@@ -1,7 +1,6 @@
 """Watches the server during a run: its queue and batch over time, where requests spent their time, the energy."""
 
 import asyncio
-import ipaddress
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -10,10 +9,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from sluice.addresses import host_and_port
+from sluice.addresses import host_and_port, is_loopback
 from sluice.load.config import LoadConfig, LoadConfigError
-from sluice.load.connection import ConnectionPool
-from sluice.load.fetch import RunError, get
+from sluice.load.connection import ConnectionPool, RunError, get
 from sluice.load.watch.energy import Energy, EnergyWatch
 from sluice.load.watch.metrics_page import Dialect, MetricsReading, dialect_of, read_page
 
@@ -91,7 +89,7 @@ class Watcher:
             except (RunError, LoadConfigError, ValueError) as error:
                 self._missing = str(error)
         if self.config.measures_energy:
-            if _is_here(self.config.target.url):
+            if is_loopback(self.config.target.url):
                 self._energy = EnergyWatch()
             else:
                 self._energy_missing = "the server is on another machine"
@@ -177,7 +175,8 @@ async def _find(config: LoadConfig, model: str, now: Callable[[], float]) -> _So
 
 
 async def _address(config: LoadConfig, now: Callable[[], float]) -> str:
-    """Return where the metrics are: Sluice says so at its root; others have them beside their API."""
+    """Return the address of the metrics: Sluice has it in its overview at `/`; others have /metrics beside their
+    API."""
     url = config.target.url.rstrip("/")
     pool = ConnectionPool(url, now)
     try:
@@ -188,10 +187,3 @@ async def _address(config: LoadConfig, now: Callable[[], float]) -> str:
         pool.close()
     parts = urlsplit(url)
     return f"http://{host_and_port(parts.hostname or '', metrics.port)}{metrics.path}"
-
-
-def _is_here(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"

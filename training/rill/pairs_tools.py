@@ -216,7 +216,7 @@ def _spoken(value: Any) -> str:
 
 
 def report(content: str) -> str:
-    """Say what a tool returned: a sentence as it is, a value, or each key of a JSON object with its value."""
+    """Put a tool's result into words: a sentence as it is, a value, or each key of a JSON object with its value."""
     try:
         found = json.loads(content)
     except ValueError:

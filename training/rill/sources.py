@@ -16,7 +16,7 @@ _SPHINX_SKIP = r"_static|_sources|_modules|_images|_downloads|genindex|search|co
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One Debian package. `weight` is the share of its pages that is used as plain text."""
+    """A Debian package. `weight` is the share of its pages that is used as plain text."""
 
     name: str
     title: str

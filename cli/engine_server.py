@@ -56,7 +56,7 @@ def run_engine(config: ServeConfig, options: EngineServerOptions, listening: Lis
 
 
 class EngineServer:
-    """One engine and the port of its probes. Belongs to the event loop that runs it."""
+    """Serves one engine and the port of its probes. Belongs to the event loop that runs it."""
 
     def __init__(
         self,
@@ -129,8 +129,8 @@ class EngineServer:
         print_line(f"engine of {self._name} ready at {where} ({what}){probes}")
 
     def _register(self) -> None:
-        """Tell gateways where the engine is, if it is to register. Raises SluiceError for an address that none can
-        use."""
+        """Register the engine's address in Redis, if requested. Raises SluiceError for an address that no gateway can
+        reach."""
         options, endpoint = self._options, self._engine.endpoints[0]
         if options.register is None:
             return
@@ -148,7 +148,7 @@ class EngineServer:
         log.info("registering as %s at %s", lease.name, options.register.place)
 
     async def _drain(self) -> None:
-        """Let the engine end the requests that it has, for as long as they may take."""
+        """Drain the engine: its requests end within the exit timeout."""
         engine, end = self._engine, perf_counter() + self._exit_timeout_s
         engine.drain()
         if self._registration is not None:
@@ -186,7 +186,7 @@ class EngineServer:
         return Response(encode(self._registry), headers={"content-type": content_type})
 
     def _problem(self) -> str | None:
-        """Return why the engine cannot take a request now; None where it can."""
+        """Return the reason why the engine cannot take a request now; None if it can."""
         engine = self._engine
         if engine.failure is not None:
             return engine.failure

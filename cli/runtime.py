@@ -14,11 +14,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from sluice.cli.errors import CommandError, reports_errors
 from sluice.engine.config import Runtime
 from sluice.engine.runtime_spec import PROCESS_NEEDS, RuntimeSpec, own_environment
 from sluice.engine.runtimes import BUNDLED, RUNTIMES
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
+from sluice.gateway.options.option import USAGE_ERROR, OneLineParser
 from sluice.machine import num_gpus
 
 _OVERVIEW = """\
@@ -37,6 +38,7 @@ examples:
 """
 
 
+@reports_errors("sluice runtime")
 def command(argv: list[str]) -> int:
     """Show the runtimes that models can run on, and install them."""
     arguments = parse_arguments(argv)
@@ -58,29 +60,23 @@ def command(argv: list[str]) -> int:
 
 def _install(spec: RuntimeSpec, folder: Path, console: Console, *, is_on_gpu: bool, is_forced: bool) -> int:
     if folder.exists() and any(folder.iterdir()) and not is_forced:
-        sys.stderr.write(f"sluice runtime: error: {folder} is not empty; --force makes it anew\n")
-        return USAGE_ERROR
+        raise CommandError(f"{folder} is not empty; --force makes it anew", USAGE_ERROR)
     if folder.exists() and not _is_environment(folder):
-        sys.stderr.write(f"sluice runtime: error: {folder} holds something else than an environment; name another\n")
-        return USAGE_ERROR
+        raise CommandError(f"{folder} holds something else than an environment; name another", USAGE_ERROR)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_overrides(spec, folder)
     device = "GPUs" if is_on_gpu else f"the CPU (about {spec.install.size_gb:g} GB)"
     console.print(f"Installing {spec.title} for {device} into {folder}", highlight=False, soft_wrap=True)
-    try:
-        steps = list(plan_steps(spec, folder, is_on_gpu=is_on_gpu))
-        for number, step in enumerate(steps, 1):
-            line = f"[{number}/{len(steps)}] {step.what}"
-            with console.status(line):  # a spinner on a terminal, and nothing elsewhere
-                if not console.is_terminal:
-                    console.print(line, highlight=False, markup=False, soft_wrap=True)
-                run_step(step, folder / LOG)
-            if console.is_terminal:
+    steps = list(plan_steps(spec, folder, is_on_gpu=is_on_gpu))
+    for number, step in enumerate(steps, 1):
+        line = f"[{number}/{len(steps)}] {step.what}"
+        with console.status(line):  # a spinner on a terminal, and nothing elsewhere
+            if not console.is_terminal:
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
-    except SluiceError as error:
-        sys.stderr.write(f"sluice runtime: error: {error.message}\n")
-        return FAILED
+            run_step(step, folder / LOG)
+        if console.is_terminal:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     is_default = folder == own_environment(spec.runtime)
     option = "" if is_default else f" --engine-python {folder / 'bin' / 'python'}"
     console.print(f"Done: sluice serve MODEL --runtime {spec.runtime}{option}", highlight=False, soft_wrap=True)
@@ -139,7 +135,7 @@ _ENGINE_NEEDS = {"zmq": "pyzmq", "msgspec": "msgspec", "packaging": "packaging"}
 
 @dataclass(frozen=True, slots=True)
 class InstallStep:
-    """One command. `what` says what it does, for the progress."""
+    """A command of an installation. `what` describes it in the progress."""
 
     what: str
     command: tuple[str, ...]
@@ -168,7 +164,7 @@ def plan_steps(spec: RuntimeSpec, folder: Path, *, is_on_gpu: bool) -> Iterator[
 
 
 def own_requirement() -> tuple[str, ...]:
-    """Return what pip installs this version of Sluice from: the folder that it was installed from, else PyPI."""
+    """Return pip's requirement for this version of Sluice: the folder that it was installed from, else PyPI."""
     own = distribution("sluice")
     origin = msgspec.json.decode(own.read_text("direct_url.json") or "{}", type=dict[str, object])
     url = urlparse(str(origin.get("url", "")))

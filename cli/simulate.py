@@ -1,4 +1,4 @@
-"""The command `sluice simulate`: its options, the run, and where the results go."""
+"""The command `sluice simulate`: a fleet that serves a trace in simulated time, and its report."""
 
 import argparse
 import csv
@@ -7,27 +7,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from sluice.cli.simulate.page import render_page
+from sluice.cli.errors import CommandError, reports_errors
 from sluice.engine.config import SchedulerPolicy
 from sluice.engine.fleet.router import RouterSettings, RoutingPolicy
-from sluice.engine.simulation.fleet import FleetConfig, FleetRun, simulate
+from sluice.engine.simulation.fleet import FleetConfig, FleetRun, Floats, simulate
 from sluice.engine.simulation.profile import ReplicaProfile, bundled_profile, read_profile
 from sluice.engine.simulation.scaling import fit_slowdown, measured_tpot_s, scale_costs
 from sluice.engine.simulation.summary import FleetSummary, LatencyTargets, find_replicas, summarize
 from sluice.engine.simulation.traces import FORMATS, TracedRequest, read_trace, scaled
-from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
-
-T = TypeVar("T")
+from sluice.errors import SluiceError, invalid_argument
+from sluice.gateway.options.option import USAGE_ERROR, OneLineParser, argument_type, integer, number
+from sluice.plots import Line, bar_plot, html_table, line_plot, render_report
 
 _OVERVIEW = """\
 Let a fleet of replicas serve a trace of requests in simulated time: hours of traffic in minutes, without a GPU or a
@@ -64,6 +62,7 @@ Exit codes: 0 when done, 1 where --find-replicas finds no number, 2 for a bad op
 """
 
 
+@reports_errors("sluice simulate")
 def command(argv: list[str]) -> int:
     """Simulate a fleet on a trace: latencies, goodput, cache hits, how many replicas are enough."""
     arguments = _parser().parse_args(argv)
@@ -72,25 +71,17 @@ def command(argv: list[str]) -> int:
         config, targets = _config(arguments), _targets(arguments)
         requests = _requests(arguments)
     except SluiceError as error:
-        return _fail(error.message, USAGE_ERROR)
+        raise CommandError(error.message, USAGE_ERROR) from None
     console = Console(soft_wrap=True)
     started = time.perf_counter()
-    try:
-        run = _run(arguments, requests, config, targets)
-    except SluiceError as error:
-        return _fail(error.message, FAILED)
+    run = _run(arguments, requests, config, targets)
     summary = summarize(run, targets)
     print_summary(summary, time.perf_counter() - started, console)
     try:
         _write(arguments, run, summary, argv)
     except OSError as error:
-        return _fail(f"{error.filename} cannot be written: {error.strerror}", FAILED)
+        raise CommandError(f"{error.filename} cannot be written: {error.strerror}") from None
     return 0
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"sluice simulate: error: {message}\n")
-    return code
 
 
 def _run(
@@ -109,7 +100,7 @@ def _run(
 
 @contextmanager
 def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], None] | None]:
-    """Yield what to tell how many requests have ended, for a bar on a terminal."""
+    """Yield a function that takes the number of ended requests, for a bar on a terminal."""
     console = Console(stderr=True)
     if is_quiet or not console.is_terminal:
         yield None
@@ -126,7 +117,7 @@ def _write(arguments: argparse.Namespace, run: FleetRun, summary: FleetSummary, 
     if arguments.csv is not None:
         write_csv(run, arguments.csv)
     if arguments.html is not None:
-        arguments.html.write_text(render_page(run, summary, argv), encoding="utf-8")
+        arguments.html.write_text(_render_page(run, summary, argv), encoding="utf-8")
 
 
 # -- options
@@ -144,7 +135,7 @@ def _config(arguments: argparse.Namespace) -> FleetConfig:
     try:
         profile = ReplicaProfile(**{**_fields(profile), **changed})
     except ValueError as error:
-        raise _invalid(str(error)) from None
+        raise invalid_argument(str(error)) from None
     router = RouterSettings(policy=RoutingPolicy(arguments.router), seed=arguments.seed)
     if arguments.measured is not None:
         profile = _scaled_profile(arguments, FleetConfig(profile, arguments.measured_replicas, router))
@@ -189,15 +180,13 @@ def _targets(arguments: argparse.Namespace) -> LatencyTargets:
 
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.find_replicas is not None and not _targets(arguments).is_given:
-        raise _invalid("--find-replicas needs --ttft-target or --itl-target: what to find the number for")
+        raise invalid_argument("--find-replicas needs --ttft-target or --itl-target: what to find the number for")
     if arguments.concurrency is not None and (arguments.speed != 1.0 or arguments.find_replicas is not None):
-        raise _invalid("--concurrency sends requests when others have ended: leave out --speed and --find-replicas")
+        raise invalid_argument(
+            "--concurrency sends requests when others have ended: leave out --speed and --find-replicas"
+        )
     if arguments.find_replicas is not None and arguments.replicas != _REPLICAS:
-        raise _invalid("--replicas and --find-replicas contradict each other: give one of them")
-
-
-def _invalid(message: str) -> SluiceError:
-    return SluiceError(ErrorCode.INVALID, message)
+        raise invalid_argument("--replicas and --find-replicas contradict each other: give one of them")
 
 
 _REPLICAS = 8
@@ -207,7 +196,7 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(prog="sluice simulate", description=_OVERVIEW, epilog=_EPILOG)
     parser.add_argument("trace", type=Path, metavar="TRACE", help="the file with the requests")
     parser.add_argument("--format", choices=["auto", *FORMATS], default="auto", help="the trace's format (%(default)s)")
-    count, positive = _number(int, 1), _number(float, 0.0)
+    count, positive = argument_type(integer(1)), argument_type(number(0, is_above=True))
     trace = parser.add_argument_group("trace")
     trace.add_argument("--speed", type=positive, default=1.0, metavar="X", help="let requests come X times as fast")
     trace.add_argument("--num-requests", type=count, metavar="N", help="take the first N requests alone")
@@ -228,7 +217,9 @@ def _parser() -> OneLineParser:
         default=SchedulerPolicy.GUARANTEED_NO_EVICT.value,
         help="scheduler policy of each replica (%(default)s)",
     )
-    fleet.add_argument("--seed", type=_number(int, 0), default=0, metavar="N", help="turns equal replicas round (0)")
+    fleet.add_argument(
+        "--seed", type=argument_type(integer(0)), default=0, metavar="N", help="turns equal replicas round (0)"
+    )
     replica = parser.add_argument_group("replica", "in place of what --costs says")
     replica.add_argument("--costs", type=Path, metavar="FILE", help="limits and costs of a replica, as JSON")
     replica.add_argument(
@@ -250,7 +241,7 @@ def _parser() -> OneLineParser:
     )
     replica.add_argument(
         "--together-replicas",
-        type=_number(int, 2),
+        type=argument_type(integer(2)),
         default=2,
         metavar="N",
         help="replicas that served --measured-together (%(default)s)",
@@ -270,7 +261,7 @@ def _parser() -> OneLineParser:
     )
     targets.add_argument(
         "--share",
-        type=_number(float, 0.0, 100.0),
+        type=argument_type(number(0, 100, is_above=True)),
         default=99.0,
         metavar="PERCENT",
         help="part of all requests that must meet them (99)",
@@ -283,28 +274,11 @@ def _parser() -> OneLineParser:
     return parser
 
 
-def _number(kind: Callable[[str], T], least: float, most: float = float("inf")) -> Callable[[str], T]:
-    return partial(_read_number, kind, least, most)
-
-
-def _read_number(kind: Callable[[str], T], least: float, most: float, text: str) -> T:
-    what = "a whole number" if kind is int else "a number"
-    try:
-        value = kind(text)
-        is_wrong = not least <= float(text) <= most or (kind is float and float(text) <= least) or text == "inf"
-    except ValueError:
-        is_wrong = True
-    if is_wrong:
-        bound = f"above {least:g}" if kind is float else f"of at least {least:g}"
-        limit = "" if most == float("inf") else f", at most {most:g}"
-        raise argparse.ArgumentTypeError(f"got {text!r}; expected {what} {bound}{limit}")
-    return value
-
-
+@argument_type
 def _new_file(text: str) -> Path:
     """Check the path now rather than after a long run."""
     if not Path(text).parent.is_dir() or Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"got {text!r}; expected a file in a folder that exists")
+        raise ValueError("a file in a folder that exists")
     return Path(text)
 
 
@@ -362,3 +336,81 @@ def write_csv(run: FleetRun, path: Path) -> None:
                 times = (run.wait_s[number], run.ttft_s[number], run.e2e_s[number], run.itl_p99_s[number])
                 row += [int(run.num_cached[number]), request.num_output, *(f"{value:.6f}" for value in times)]
             writer.writerow(row)
+
+
+# -- the page
+
+_NUM_POINTS = 120
+
+
+def _render_page(run: FleetRun, summary: FleetSummary, argv: Sequence[str]) -> str:
+    """Return the page."""
+    s, title = summary, f"{summary.num_replicas} replicas, router {summary.router}"
+    command = shlex.join(["sluice", "simulate", *argv])
+    model = " on ".join(part for part in (run.config.profile.name, run.config.profile.machine) if part)
+    rows = [
+        ("output", f"{s.output_tokens_per_s:,.0f} tokens/s"),
+        ("requests", f"{s.requests_per_s:,.2f} a second"),
+        ("prompt tokens from caches", f"{s.hit_rate:.1%}"),
+        ("of one infinite cache", f"{s.infinite_hit_rate:.1%}"),
+        ("busy", f"{s.utilization:.1%}"),
+    ]
+    if s.goodput_per_s is not None:
+        rows.append(("goodput", f"{s.goodput_per_s:,.2f} requests/s ({s.share_in_target:.2%})"))
+    if s.num_rejected:
+        rows.append(("can never fit", f"{s.num_rejected:,} requests"))
+    return render_report(title, (command, model), (_latency_table(s), html_table(rows)), _plots(run))
+
+
+def _latency_table(summary: FleetSummary) -> str:
+    names = ("p50", "p90", "p95", "p99", "mean", "max")
+    rows = []
+    for label, figures in (("TTFT", summary.ttft_s), ("ITL", summary.itl_s), ("E2E", summary.e2e_s)):
+        values = (getattr(figures, name) for name in names)
+        rows.append((label, *("-" if value is None else f"{value * 1e3:,.1f}" for value in values)))
+    return html_table(rows, ("ms", *names))
+
+
+def _plots(run: FleetRun) -> list[str]:
+    served = run.replica >= 0
+    at_s = np.array([request.at_s for request in run.requests])[served]
+    ttft_ms, e2e_ms = run.ttft_s[served] * 1e3, run.e2e_s[served] * 1e3
+    if not at_s.size:
+        return ["<p>No request was served.</p>"]
+
+    def line(label: str, color: str, x: Floats, y: Floats) -> Line:
+        return Line(label, color, x.tolist(), y.tolist())
+
+    parts = np.linspace(0.0, 1.0, _NUM_POINTS)
+    quantiles = [
+        line("TTFT", "#4477aa", parts * 100, np.quantile(ttft_ms, parts)),
+        line("E2E", "#cc6677", parts * 100, np.quantile(e2e_ms, parts)),
+    ]
+    edges = np.linspace(0.0, max(run.end_s, 1e-9), _NUM_POINTS + 1)
+    width_s = edges[1] - edges[0]
+    middle = (edges[1:] + edges[:-1]) / 2
+    starts, ends = at_s, at_s + run.e2e_s[served]
+    came, gone = np.histogram(starts, edges)[0], np.histogram(ends, edges)[0]
+    rates = [
+        line("come", "#4477aa", middle, came / width_s),
+        line("end", "#cc6677", middle, gone / width_s),
+    ]
+    in_flight = [line("in flight", "#4477aa", middle, np.cumsum(came - gone).astype(float))]
+    slow = [line("TTFT p99", "#4477aa", middle, _p99_of_bins(starts, ttft_ms, edges))]
+    return [
+        line_plot("Latency in ms by percentile", quantiles, "%"),
+        line_plot("Requests a second", rates, "s"),
+        line_plot("Requests in flight", in_flight, "s"),
+        line_plot("99th percentile of TTFT in ms, by time of arrival", slow, "s"),
+        bar_plot("Requests of each replica", [each.num_requests for each in run.totals]),
+        bar_plot("Seconds in which each replica was busy", [each.busy_s for each in run.totals]),
+    ]
+
+
+def _p99_of_bins(at_s: Floats, values: Floats, edges: Floats) -> Floats:
+    """Return the 99th percentile of the values in each bin, 0 for an empty one."""
+    place = np.digitize(at_s, edges) - 1
+    order = np.argsort(place, kind="stable")
+    sizes = np.bincount(np.clip(place, 0, len(edges) - 2), minlength=len(edges) - 1)
+    pieces = np.split(values[order], np.cumsum(sizes)[:-1])
+    return np.array([np.percentile(piece, 99) if piece.size else 0.0 for piece in pieces])

@@ -5,18 +5,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from sluice.cli.serve import resolve_draft_model
+from sluice.cli.errors import reports_errors
+from sluice.cli.serve import resolve_draft_model, start_log
 from sluice.engine.process.curve import make_certificates
-from sluice.errors import SluiceError
 from sluice.gateway.checkpoint import find_checkpoint, served_name
 from sluice.gateway.front.listeners import ListenError
 from sluice.gateway.options.command_line import add_options
 from sluice.gateway.options.config import GROUPS, ParsedFlags, read_config, read_group
 from sluice.gateway.options.engine_server import EngineServerOptions
-from sluice.gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from sluice.gateway.options.option import OneLineParser
 from sluice.gateway.process_settings import raise_file_limit
-from sluice.gateway.telemetry.logs import configure_logging
-from sluice.log_lines import JSON
 
 _EPILOG = """\
 Gateways on other machines then send their requests here. Every option can be set in the environment too, as SLUICE_
@@ -47,6 +45,7 @@ _ENGINE_GROUPS = ("model", "scheduling", "cache", "speculation", "tensorrt_llm",
 _REQUEST_FLAGS = ("--allow-runtime-lora-updating", "--enable-sleep-mode")
 
 
+@reports_errors("sluice engine", ListenError)
 def command(argv: list[str]) -> int:
     """Run one engine alone, which gateways on other machines share."""
     if argv[:1] == ["keys"]:
@@ -68,49 +67,25 @@ def _parser() -> OneLineParser:
 
 
 def _run(flags: ParsedFlags) -> int:
-    try:
-        options = read_group(EngineServerOptions, flags)
-        listening = options.listening()
-        config = resolve_draft_model(read_config(flags))
-        checkpoint = find_checkpoint(config.model.path, engine_python=config.tensorrt_llm.engine_python)
-    except OptionError as error:
-        return _fail(str(error), USAGE_ERROR)
+    options = read_group(EngineServerOptions, flags)
+    listening = options.listening()
+    config = resolve_draft_model(read_config(flags))
+    checkpoint = find_checkpoint(config.model.path, engine_python=config.tensorrt_llm.engine_python)
     config = replace(config, model=replace(config.model, path=str(checkpoint)))
-    try:
-        is_json = config.logging.time_format == JSON
-        configure_logging(config.logging.lowest_level, config.logging.file, is_json=is_json)
-    except OSError as error:
-        return _fail(f"--log-file cannot be written: {error}", FAILED)
+    start_log(config.logging)
     if options.is_insecure:
         logging.getLogger(__name__).warning("--insecure: whoever reaches the port can use the engine and read along")
-    from sluice.cli.engine.server import (
-        run_engine,  # imported only now: bad options are reported without its heavy imports
-    )
+    from sluice.cli.engine_server import run_engine  # imported late: bad options are reported without its imports
 
-    name = served_name(config.model.served_model_name, checkpoint)
-    try:
-        raise_file_limit()
-        return run_engine(config, options, listening, name)
-    except (ListenError, SluiceError) as error:
-        return _fail(str(error), FAILED)
+    raise_file_limit()
+    return run_engine(config, options, listening, served_name(config.model.served_model_name, checkpoint))
 
 
 def _make_keys(argv: list[str]) -> int:
-    parser = OneLineParser(
-        prog="sluice engine keys",
-        description=_KEYS_DESCRIPTION,
-    )
+    parser = OneLineParser(prog="sluice engine keys", description=_KEYS_DESCRIPTION)
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="folder of the two files; it is made if needed")
     parser.add_argument("--name", required=True, help="name of the files, such as engine-1")
     arguments = parser.parse_args(argv)
-    try:
-        public, secret = make_certificates(arguments.folder, arguments.name)
-    except SluiceError as error:
-        return _fail(error.message, FAILED)
+    public, secret = make_certificates(arguments.folder, arguments.name)
     sys.stdout.write(f"{public}\n{secret}\n")
     return 0
-
-
-def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"sluice engine: error: {message}\n")
-    return code

@@ -1,5 +1,6 @@
-"""Finds the files of a checkpoint's folder that belong to the model, and those of its tokenizer."""
+"""Finds the files of a checkpoint's folder: those of the model, those of its tokenizer, and a build's manifest."""
 
+import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from sluice.engine.models.weights.files import INDEX, WHOLE, weight_files
 from sluice.pipelines.text.transformers_tokenizer import TOKENIZER_FILES
 
 CONFIG = "config.json"
+MANIFEST = "sluice-build.json"
+"""The file of settings and versions that `sluice build` writes beside config.pbtxt."""
 TOKENIZER_PATTERNS = (
     *TOKENIZER_FILES,
     "*.tiktoken",
@@ -51,8 +54,15 @@ def tokenizer_files(folder: Path) -> list[Path]:
     return sorted({*_matching(folder, TOKENIZER_AND_CONFIG_PATTERNS)})
 
 
-def has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+def tokenizer_file(*folders: Path) -> Path | None:
+    """Return the first file of a tokenizer in the first folder that has one."""
+    files = (folder / name for folder in folders for name in TOKENIZER_FILES)
+    return next((file for file in files if file.is_file()), None)
+
+
+def sha256_of(file: Path) -> str:
+    with file.open("rb") as read:
+        return hashlib.file_digest(read, "sha256").hexdigest()
 
 
 def size_of(files: Iterable[Path]) -> int:

@@ -1,1 +1,0 @@
-"""A running server as commands see it: its metrics, its health and its open requests."""

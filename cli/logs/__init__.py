@@ -1,1 +1,0 @@
-"""`sluice logs`: shows the log of a running server, or of a file."""

@@ -1,1 +1,0 @@
-"""`sluice simulate`: a fleet that serves a trace in simulated time, and its report."""

@@ -1,1 +1,0 @@
-"""`sluice usage`: shows and exports what keys, tenants and models used."""
