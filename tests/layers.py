@@ -58,7 +58,6 @@ TOWER = (
     "pipelines.routes",
     "gateway.tenancy.access",
     "gateway.tenancy.ledger",
-    "gateway.tracing",
     "gateway.plane",
     "gateway.options",
     "gateway.tenancy.quotas",
@@ -77,9 +76,7 @@ TOWER = (
     "gateway.api.ollama",
     "gateway.workers",
     "cli",
-    "cli.live",
-    "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.logs cli.rag cli.repository cli.simulate cli.smoke "
-    "cli.top cli.usage",
+    "cli.build cli.doctor cli.fleet cli.keys cli.rag cli.repository cli.smoke",
     "load",
     "load.chaos",
     "tuning",

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
-from sluice.pipelines.text.consumers import Called
+from sluice.pipelines.text.stream import Called
 
 
 class _Held(asyncio.Queue[Any]):

@@ -66,7 +66,7 @@ class ServerProcess:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "sluice.gateway.workers" in process.cmdline()
+        return "sluice.gateway.workers.worker" in process.cmdline()
     except psutil.Error:  # it has ended
         return False
 

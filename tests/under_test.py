@@ -6,7 +6,7 @@ import msgspec
 
 from sluice.engine.config import EngineConfig, Runtime
 from sluice.engine.loop import load
-from sluice.engine.runners.base import BlockRunner
+from sluice.engine.runners.base import Runner
 
 _ON_TORCH = {"SLUICE_RUNTIME": "torch", "SLUICE_DEVICE": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
 """The environment of servers, and of torch itself: its threads must not spin where many processes share the cores."""
@@ -21,8 +21,6 @@ def use_torch() -> None:
     os.environ.update(_ON_TORCH)  # noqa: TID251 - servers inherit it
 
 
-def load_runner(config: EngineConfig) -> BlockRunner:
+def load_runner(config: EngineConfig) -> Runner:
     """Load a runner of the runtime under test."""
-    runner = load.load_runner(msgspec.structs.replace(config, runtime=runtime(), device="cpu"))
-    assert isinstance(runner, BlockRunner)
-    return runner
+    return load.load_runner(msgspec.structs.replace(config, runtime=runtime(), device="cpu"))

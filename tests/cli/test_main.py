@@ -1,11 +1,12 @@
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from sluice.cli import serve
+from sluice.cli import serve, usage
 from sluice.cli.__main__ import BROKEN_PIPE, main
 from sluice.gateway.options.command_line import parse_flags
 from sluice.gateway.options.config import GROUPS, list_options
@@ -40,15 +41,25 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+def read_help(command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit):
-        serve.command(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
+        command(["--help"])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_tells_a_default_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read_help(usage.command, capsys).count("Default: http://127.0.0.1:8000") == 1
+
+
+def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = read_help(serve.command, capsys)
     for group in GROUPS.values():
         for _, _, declared in list_options(group):
             assert declared.flag in shown
     assert "8001 gRPC" in shown
     assert "Default: 64M" in shown
+    assert "Default: 2592000" in shown
+    assert "Default: QuotaLimits" not in shown
 
 
 def test_http_address_is_triton_s_name_for_host() -> None:

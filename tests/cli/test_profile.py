@@ -105,5 +105,5 @@ async def test_of_two_profiles_at_once_the_second_is_refused() -> None:
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["http://127.0.0.1:9", "--output", str(tmp_path / "none.json")]) == 1
-    assert capsys.readouterr().err.splitlines()[-1].startswith("sluice profile: ")
+    assert capsys.readouterr().err.splitlines()[-1].startswith("sluice profile: error: http://127.0.0.1:9")
     assert not (tmp_path / "none.json").exists()

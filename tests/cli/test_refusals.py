@@ -34,7 +34,7 @@ REFUSED: dict[str, list[tuple[list[str], str]]] = {
         (["up", "--replicas", "-1"], "argument --replicas: must be a whole number of at least 0, got '-1'"),
         (["up", "--gpus-per-replica", "x"], "argument --gpus-per-replica: must be a number of at least 0, got 'x'"),
         (["up", "--scale-from", "gateway"], "argument --scale-from: must be an address http://…, got 'gateway'"),
-        (["up", "--name", "a b"], "argument --name: must have letters"),
+        (["up", "--name", "a b"], "argument --name: must be letters"),
         (["scale"], "scale needs --replicas"),
         (["away"], "argument up|status|scale|down: invalid choice: 'away'"),
     ],

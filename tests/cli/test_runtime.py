@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.cli.runtime import command as runtime_command
-from sluice.cli.runtime.command import InstallStep, plan_steps, run_step, write_overrides
+from sluice.cli import runtime as runtime_command
+from sluice.cli.runtime import InstallStep, plan_steps, run_step, write_overrides
 from sluice.engine.config import Runtime
 from sluice.engine.runtimes import RUNTIMES
 from sluice.errors import ErrorCode, SluiceError

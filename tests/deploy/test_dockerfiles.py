@@ -17,6 +17,8 @@ from tests.deploy.programs import program
 ROOT = FOLDER.parents[1]
 PINNED = re.compile(r"^([\w.-]+)==([\w.!+-]+)$", re.MULTILINE)
 OPENED = re.compile(r"^!(.+)$", re.MULTILINE)
+EXTRAS = ("jwt", "postgres", "rag", "redis", "tokenizers")
+"""Extras in the images, beside `load`."""
 by_image = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
 
 
@@ -90,7 +92,8 @@ def test_both_images_serve_alike() -> None:
 def test_the_pinned_versions_are_those_that_sluice_allows() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found = pins()
-    for text in project["dependencies"]:
+    extras = project["optional-dependencies"]
+    for text in (*project["dependencies"], *(each for name in EXTRAS for each in extras[name])):
         needed = Requirement(text)
         version = found.get(canonicalize_name(needed.name))
         assert version is not None, f"{needed.name} is not pinned"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from sluice.engine.arrays import ByteArray, FloatArray, Ids
-from sluice.engine.runners.base import Draws, RunnerInfo, StepBatch
+from sluice.engine.runners.base import Draws, LaunchedStep, Runner, RunnerInfo, StepBatch
 from sluice.engine.sampling.host_logits import HostLogits
 
 
@@ -25,14 +25,12 @@ def echo(prompt: list[int], num_tokens: int, vocab_size: int = 4096) -> list[int
     return token_ids[len(prompt) :]
 
 
-class EchoRunner:
+class EchoRunner(Runner):
     """Stores the tokens themselves in its blocks, so that a wrong block table gives a wrong output.
 
     With empty `eos_token_ids`, a sequence ends only by its length. With `looks_ahead` it works as late as a device may:
     a step that was launched runs when its tokens are waited for, or before what it is asked for next.
     """
-
-    looks_ahead = False
 
     def __init__(
         self,
@@ -66,11 +64,11 @@ class EchoRunner:
     def run(self, batch: StepBatch) -> HostLogits:
         return HostLogits(self.compute(batch))
 
-    def launch(self, batch: StepBatch, draws: Draws | None) -> "EchoStep":
+    def launch(self, batch: StepBatch, draws: Draws | None) -> LaunchedStep:
         assert len(self._launched) < 2, "at most one step is under way"
         step = EchoStep(self, batch, draws)
         self._launched.append(step)
-        return step
+        return step.wait
 
     def work_until(self, last: "EchoStep | None" = None) -> None:
         """Run what was launched, in order, by default all."""

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.pipelines.chat.registry import find_formats, reasoning_formats, tool_formats
-from sluice.pipelines.text.parts import ChatReader
-from sluice.pipelines.text.types import TextDetail, TextEvent, ToolChoice
+from sluice.pipelines.text.types import ChatReader, TextDetail, TextEvent, ToolChoice
 from tests.fuzz.running import fuzzed
 from tests.pipelines.chat.samples import CANONICAL, OTHERS, TOOLS, Answer, Sample
 from tests.pipelines.chat.test_readers import joined

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.rag.documents.extract import Extract
-from sluice.pipelines.rag.documents.formats import detect_format
 from sluice.pipelines.rag.documents.jsonl import JsonLines
-from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
-from sluice.pipelines.rag.documents.readers import read_document
+from sluice.pipelines.rag.documents.parse import ParseLimits, detect_format, parse_document
+from sluice.pipelines.rag.documents.sandbox_worker import read_document
 from sluice.pipelines.rag.types import DocumentFormat
 from tests.fuzz.damage import damaged
 from tests.fuzz.running import fuzzed

@@ -247,7 +247,7 @@ def test_conversations_that_go_wrong(problems: list[str], seeds: list[int]) -> N
     async def converse_all() -> None:
         async with serving_calls() as calls:
             await asyncio.gather(*(converse(calls.port, random.Random(seed)) for seed in seeds))
-            await until(lambda: not (calls.server.connections or calls.server.tasks or calls.num_held))
+            await until(lambda: not (calls.server.connections or calls.server.calls.tasks or calls.num_held))
             async with grpc.aio.insecure_channel(f"127.0.0.1:{calls.port}") as channel:
                 assert await channel.unary_unary(ECHO)(b"still there?", timeout=PATIENCE_S) == b"still there?"
                 await calls.until_idle()

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from sluice.engine.client.base import EngineClient, Replica
-from sluice.engine.client.counters import NO_STATS
 from sluice.engine.config import EngineConfig
 from sluice.engine.fleet.joining import MemberFleetClient
 from sluice.engine.fleet.membership import redis_leases
 from sluice.engine.fleet.membership.fleet_url import FleetUrl
 from sluice.engine.fleet.membership.members import Member, PushedMembership, check_members
 from sluice.engine.fleet.membership.redis_leases import Lease, RedisMembership
+from sluice.engine.statistics import NO_STATS
 from sluice.errors import ErrorCode, SluiceError
+from sluice.state.changes import Leases
 from sluice.state.interface import Key, Put, Record
-from sluice.state.leases import Leases
 from sluice.state.memory import StoreInMemory
 from tests.fuzz.damage import damaged
 from tests.fuzz.running import example_settings, repeated

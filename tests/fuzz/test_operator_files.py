@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.cli.fleet.membership import read_members as read_fleet_file
 from sluice.engine.fleet.membership.file import read_members
 from sluice.engine.fleet.membership.members import check_members
 from sluice.errors import ErrorCode, SluiceError
@@ -57,7 +56,6 @@ Read = Callable[[Path], object]
 FILES: tuple[tuple[bytes, str, Read], ...] = (
     (ENGINES, "engines.yaml", lambda path: check_members(read_members(path))),
     (ENDPOINTS, "engines.yaml", lambda path: check_members(read_members(path))),
-    (ENGINES, "engines.yaml", read_fleet_file),
     (ROUTES, "routes.yaml", lambda path: read_routes(str(path))),
     (PRICES, "prices.yaml", lambda path: read_prices(str(path))),
     (MODEL, "model.yaml", lambda path: read_model_yaml(path.parent)),

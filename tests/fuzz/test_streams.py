@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.options.streams import ResumeOptions
 from tests.fuzz.running import fuzzed
 from tests.gateway.front.http.live import MODEL, LiveServer, live_server
 
@@ -39,7 +39,7 @@ returns = st.lists(
 
 @pytest.fixture(scope="module")
 def kept_live() -> Iterator[LiveServer]:
-    with live_server(ServeConfig(streams=StreamOptions(resume_s=60.0))) as running:
+    with live_server(ServeConfig(streams=ResumeOptions(resume_s=60.0))) as running:
         yield running
 
 

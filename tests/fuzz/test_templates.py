@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.text.template_sandbox import TemplateSandbox
+from sluice.pipelines.text.chat_template import TemplateSandbox
 from sluice.pipelines.text.template_worker import MAX_CHARS, TemplateJob
 from tests.fuzz.running import fuzzed
 from tests.paths import RILL_TOKENIZER

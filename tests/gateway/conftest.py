@@ -85,3 +85,10 @@ def chat_live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     with live_server(engine_config=engine, checkpoint=folder) as running:
         running.runner.script = []
         yield running
+
+
+@pytest.fixture
+def random_answers(chat_live: LiveServer) -> Iterator[None]:
+    """Have `chat_live` write random tokens again after the test."""
+    yield
+    chat_live.runner.script = []

@@ -12,7 +12,7 @@ from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.llm.configuration import add_engine_parameters, default_llm_config
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.llm.text_models import load_text
 from sluice.serving.backend import BackendContext, ModelLookup
 from sluice.serving.repository.repository import ModelRepository
 from sluice.serving.repository.settings import ControlMode

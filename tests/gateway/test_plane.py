@@ -20,7 +20,7 @@ from sluice.gateway.plane.health import ServerHealth
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.text.consumers import Generate
+from sluice.pipelines.text.stream import Generate
 from sluice.pipelines.text.types import SamplingOverrides, TextEvent, TextRequest
 from sluice.serving.request import InferRequest
 from tests.engine.fake_runner import EchoRunner

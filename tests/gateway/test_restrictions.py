@@ -1,6 +1,6 @@
 import pytest
 
-from sluice.gateway.api.v2.grpc.access import API_CATEGORIES
+from sluice.gateway.api.v2.grpc.methods import API_CATEGORIES
 from sluice.gateway.front.http.access import find_api_category
 from sluice.gateway.front.http.openapi import v2_paths
 from sluice.gateway.front.restrictions import (

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.load.__main__ import command
+from sluice.load.callers import Clock
 from sluice.load.config import LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
 from sluice.load.run import Run, run_load
 from sluice.load.stream import Failure
@@ -133,7 +134,7 @@ async def serving(script: Script, get: Script = not_found) -> AsyncIterator[Scri
         await server.wait_closed()
 
 
-class ManualClock:
+class ManualClock(Clock):
     """A clock that stands still until `advance`. `was_read` is set at every call of `now`."""
 
     def __init__(self) -> None:

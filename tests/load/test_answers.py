@@ -12,8 +12,8 @@ from PIL import Image
 from sluice.load.answers import BUILTIN_SCHEMA, BUILTIN_TOOLS
 from sluice.load.apis import ApiContext, make_api
 from sluice.load.config import ApiKind, LoadConfigError, ToolUse, Workload
-from sluice.load.images import draw_images
 from sluice.load.stream import FailureKind
+from sluice.load.workload import draw_images
 from tests.load.scripted_server import Script, Wire, only_failure, run_against
 
 GOOD = '{"category": "order", "is_urgent": true, "priority": 2, "labels": ["new"]}'
@@ -148,34 +148,19 @@ def test_a_choice_of_no_tool_is_refused() -> None:
         ToolUse(BUILTIN_TOOLS, "shut_down")
 
 
+ADDED = {"type": "response.output_item.added", "output_index": 1, "item": {"type": "function_call", "name": "f"}}
+DELTA = {"type": "response.function_call_arguments.delta", "output_index": 1, "delta": "{}"}
+STARTED = {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "name": "f"}}
+BLOCK_DELTA = {"type": "content_block_delta", "index": 1, "delta": {"partial_json": "{}"}}
+WHOLE_CALL = {"message": {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}}
+
+
 @pytest.mark.parametrize(
     ("api", "events", "arguments"),
     [
-        (
-            ApiKind.RESPONSES,
-            [
-                {
-                    "type": "response.output_item.added",
-                    "output_index": 1,
-                    "item": {"type": "function_call", "name": "f"},
-                },
-                {"type": "response.function_call_arguments.delta", "output_index": 1, "delta": "{}"},
-            ],
-            [("f", ""), (None, "{}")],
-        ),
-        (
-            ApiKind.MESSAGES,
-            [
-                {"type": "content_block_start", "index": 1, "content_block": {"type": "tool_use", "name": "f"}},
-                {"type": "content_block_delta", "index": 1, "delta": {"partial_json": "{}"}},
-            ],
-            [("f", ""), (None, "{}")],
-        ),
-        (
-            ApiKind.OLLAMA_CHAT,
-            [{"message": {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]}}],
-            [("f", '{"a": 1}')],
-        ),
+        (ApiKind.RESPONSES, [ADDED, DELTA], [("f", ""), (None, "{}")]),
+        (ApiKind.MESSAGES, [STARTED, BLOCK_DELTA], [("f", ""), (None, "{}")]),
+        (ApiKind.OLLAMA_CHAT, [WHOLE_CALL], [("f", '{"a": 1}')]),
     ],
 )
 def test_calls_of_other_apis(api: ApiKind, events: list[object], arguments: list[tuple[str | None, str]]) -> None:

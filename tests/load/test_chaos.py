@@ -21,13 +21,21 @@ from sluice.load.chaos.clocks import ClockError, MovableClock, build_library
 from sluice.load.chaos.faults import FAULTS, Faults, possible_faults
 from sluice.load.chaos.fleet import ECHO, PIPELINE, FaultSpan, Fleet, Gateway
 from sluice.load.chaos.ledgers import Ledger, compare_completions, count_excused, tokens_of_counters
-from sluice.load.chaos.measurements import ProcessSize, Size, find_growth
 from sluice.load.chaos.outcomes import Outcome, OutcomeVerdict, Tally, judge
 from sluice.load.chaos.processes import Program
 from sluice.load.chaos.questions import KINDS, Question, QuestionKind, light_questions, make_questions
 from sluice.load.chaos.report import show_progress, verdict
 from sluice.load.chaos.run import ChaosConfig, ChaosRun, find_open, schedule
-from sluice.load.chaos.samples import Sample, find_leaks, find_slopes, sample_interval_s, sum_gauges
+from sluice.load.chaos.samples import (
+    FleetSample,
+    ProcessSize,
+    Size,
+    find_growth,
+    find_leaks,
+    find_slopes,
+    sample_interval_s,
+    sum_gauges,
+)
 from sluice.load.chaos.traffic import Completion, Traffic
 from sluice.load.config import ApiKind, Workload
 from sluice.load.stream import Failure, FailureKind, LiveCounts
@@ -279,9 +287,9 @@ def test_light_questions_bring_few_tokens_and_each_protocol_of_classic_models() 
     assert not any(each.kind.is_streamed for each in light)
 
 
-def samples(*sizes_mb: float, every_s: float = 60.0) -> list[Sample]:
+def samples(*sizes_mb: float, every_s: float = 60.0) -> list[FleetSample]:
     processes = ([ProcessSize("gateway near", 7, Size(each, 10, 50))] for each in sizes_mb)
-    return [Sample(number * every_s, {}, 0, each, {}) for number, each in enumerate(processes)]
+    return [FleetSample(number * every_s, {}, 0, each, {}) for number, each in enumerate(processes)]
 
 
 def test_memory_that_grows_steadily_is_found() -> None:
@@ -302,7 +310,7 @@ def test_memory_that_settles_or_swings_is_no_leak() -> None:
 def test_a_process_in_place_of_another_is_measured_by_itself() -> None:
     first = samples(*([400] * 20))
     second = [ProcessSize("gateway near", 8, Size(200, 10, 50))]
-    later = [Sample(1200.0 + 60 * number, {}, 0, second, {}) for number in range(20)]
+    later = [FleetSample(1200.0 + 60 * number, {}, 0, second, {}) for number in range(20)]
     assert [each.mb_per_hour for each in find_slopes([*first, *later])] == [0.0, 0.0]
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from sluice.load import compare_command
+from sluice.load import compare as compare_command
 from sluice.load.__main__ import command
 from sluice.load.compare import Report, compare_pairs, compare_reports
-from sluice.load.intervals import RequestSamples
+from sluice.load.summary import RequestSamples
 from tests.load.scripted_server import Script, Wire, good_stream, serving
 
 

@@ -4,7 +4,7 @@ import httptools
 import pytest
 
 from sluice.load.config import LoadConfigError
-from sluice.load.connection import ConnectionPool, encode_request
+from sluice.load.connection import ConnectionPool, ResponseReceiver, encode_request
 from sluice.load.run import run_load
 from sluice.load.stream import FailureKind
 from tests.load.scripted_server import (
@@ -73,7 +73,7 @@ def test_requests_keep_the_path_of_the_url() -> None:
     assert request.endswith(b"Content-Length: 2\r\n\r\n{}")
 
 
-class BrokenReceiver:
+class BrokenReceiver(ResponseReceiver):
     def on_status(self, status: int) -> None:
         raise RuntimeError("our own bug")
 

@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from sluice.cli.fleet.membership import read_members
-from sluice.engine.fleet.membership.file import EngineEntry
+from sluice.engine.fleet.membership.file import read_members
+from sluice.engine.fleet.membership.members import Member
 from tests.paths import MODELS
 from tests.server_process import running_command
 from tests.waiting import wait_until
@@ -81,10 +81,11 @@ class Fleet:
 
         session.scale(NAME, replicas)
 
-    def members(self) -> dict[str, EngineEntry]:
-        return {each.name: each for each in read_members(self.members_file)}
+    def members(self) -> dict[str, Member]:
+        found = read_members(self.members_file) if self.members_file.is_file() else ()
+        return {each.name: each for each in found}
 
-    def wait_members(self, count: int, *without: str) -> dict[str, EngineEntry]:
+    def wait_members(self, count: int, *without: str) -> dict[str, Member]:
         """Wait until so many members are listed, none of them at an address in `without`."""
 
         def is_so() -> bool:
@@ -95,7 +96,7 @@ class Fleet:
         return self.members()
 
 
-def connect(member: EngineEntry) -> socket.socket:
+def connect(member: Member) -> socket.socket:
     host, _, port = member.address.removeprefix("tcp://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 

@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from sluice.gateway.tracing.tracer import Tracer
+from sluice.gateway.telemetry.tracer import Tracer
 from sluice.record.otel import ExportSettings, TraceExport, make_exporter, make_resource
 from sluice.record.spans import RemoteParent, current_span, remote_parent
 from tests.otlp_receiver import running_receiver

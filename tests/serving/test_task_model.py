@@ -1,21 +1,23 @@
-"""Requests that are tasks: however those end, so do the requests."""
+"""Requests that are tasks: however those end, so do the requests. All of their responses are pushed to a consumer, in
+order."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+import sluice.serving.model as model_module
 from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.job import InferJob
-from sluice.serving.model import Model
+from sluice.serving.model import Model, ResponseStream
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import build_spec
 from sluice.serving.task_model import RequestTasks, count_queued, gather_all
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 CONFIG = text_format.Parse('name: "m" backend: "test"', ModelConfig())
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -125,3 +127,78 @@ async def test_results_stand_in_order() -> None:
 
     assert await gather_all([result(1, 3), result(2, 0)]) == [1, 2]
     assert await gather_all([result(3, 1)]) == [3]
+
+
+class Reader:
+    """Notes what it takes, and stops at the numbers that are given until it may go on."""
+
+    def __init__(self, stops_at: Sequence[int] = (), fails_at: int = -1) -> None:
+        self.numbers: list[int] = []
+        self.may_go_on = asyncio.Event()
+        self._stops_at = stops_at
+        self._fails_at = fails_at
+
+    def take(self, response: InferResponse) -> bool:
+        number = response.parameters["number"]
+        assert isinstance(number, int)
+        if number == self._fails_at:
+            raise SluiceError(ErrorCode.INTERNAL, "not this one")
+        self.numbers.append(number)
+        return number not in self._stops_at
+
+    async def ready(self) -> None:
+        await self.may_go_on.wait()
+
+
+def pushed(reader: Reader) -> tuple[InferJob, "asyncio.Task[None]"]:
+    model = TasksModel()
+    task = asyncio.ensure_future(ResponseStream(model, InferRequest({})).pass_to(reader))
+    [job] = model.tasks.jobs
+    return job, task
+
+
+def send(job: InferJob, *numbers: int, is_final: bool = False) -> None:
+    for number in numbers:
+        job.respond(InferResponse(parameters={"number": number}, is_final=is_final and number == numbers[-1]))
+
+
+async def test_what_comes_while_the_consumer_is_not_ready_comes_after_that() -> None:
+    reader = Reader(stops_at=(1, 4))
+    job, task = pushed(reader)
+    send(job, 0, 1, 2)
+    await until(lambda: reader.numbers)
+    assert reader.numbers == [0, 1]
+    send(job, 3)
+    reader.may_go_on.set()
+    send(job, 4, 5, is_final=True)
+    await task
+    assert reader.numbers == [0, 1, 2, 3, 4, 5]
+    assert not job.is_cancelled
+
+
+async def test_a_consumer_that_falls_behind_gets_what_came_before_and_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_module, "MAX_UNREAD", 3)
+    reader = Reader(stops_at=(0,))
+    job, task = pushed(reader)
+    send(job, *range(10))
+    assert job.is_cancelled
+    reader.may_go_on.set()
+    with pytest.raises(SluiceError, match="the client fell 3 responses behind"):
+        await task
+    assert reader.numbers == [0, 1, 2, 3]
+
+
+async def test_a_consumers_failure_and_a_cancellation_cancel_the_request() -> None:
+    reader = Reader(fails_at=1)
+    job, task = pushed(reader)
+    send(job, 0, 1, 2)
+    with pytest.raises(SluiceError, match="not this one"):
+        await task
+    assert (reader.numbers, job.is_cancelled) == ([0], True)
+    reader = Reader()
+    job, task = pushed(reader)
+    send(job, 0)
+    await until(lambda: reader.numbers)
+    task.cancel()
+    await asyncio.wait((task,))
+    assert job.is_cancelled

@@ -1,6 +1,6 @@
 import pytest
 
-from sluice.redaction import HIDDEN, redact
+from sluice.log_lines import HIDDEN, redact
 
 
 @pytest.mark.parametrize(

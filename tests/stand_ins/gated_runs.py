@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 from sluice.engine.blocks import BlockHash, HashChain, blocks_for
 from sluice.engine.config import SchedulerPolicy
-from sluice.engine.delegated.admission import RuntimeCapacity, RuntimeGate
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.admission import BlockSharing, RuntimeCapacity, RuntimeGate
 from sluice.engine.delegated.tensorrt_llm.blocks import blocks_to_completion
-from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.scheduling.planner import find_policy
 from tests.stand_ins.scheduler_traces import Request, Simulation, Step, Workload, schedule_as_stand_in
 from tests.stand_ins.tensorrt_llm._stand_in.schedulers import Load, Stage
 

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sluice.errors import ErrorCode, SluiceError
+from sluice.state.changes import Leases
 from sluice.state.connections import FileLimits, Schema
 from sluice.state.interface import ABSENT, Key, Put, RedisLayout, Store
-from sluice.state.leases import Leases
 from sluice.state.memory import StoreInMemory
 from sluice.state.opening import open_store
 from sluice.state.sqlite import RECORDS, Bounds, FileLayout, StoreInFile

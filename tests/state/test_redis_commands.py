@@ -1,10 +1,13 @@
 """The lane on its own, before a sender that answers when the test says so."""
 
 import asyncio
+import importlib
+import sys
 
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from sluice.errors import SluiceError
 from sluice.state.outage import Outage
 from sluice.state.redis import CommandBatcher
 from tests.serving.batching.parts import turns
@@ -125,3 +128,11 @@ async def test_going_down_answers_all_that_wait(outage: Outage) -> None:
         sender.let.release()
     assert set(await asyncio.gather(*answers)) == {-1}
     assert len(sender.batches) == 3
+
+
+def test_a_missing_client_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in sys.modules if each.partition(".")[0] == "redis"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "sluice.state.redis")
+    with pytest.raises(SluiceError, match=r"pip install 'sluice\[redis\]'"):
+        importlib.import_module("sluice.state.redis")

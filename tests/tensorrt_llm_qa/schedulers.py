@@ -13,7 +13,7 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis.strategies import just
 
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.tensorrt_llm.blocks import CREDITS_SINCE
 from tests.engine.scheduling.test_reference_traces import Planner, admitted
 from tests.stand_ins.gated_runs import GatedRun

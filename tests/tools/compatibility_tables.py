@@ -14,11 +14,15 @@ from pydantic import BaseModel
 
 from sluice.gateway.api.anthropic.schemas import CountTokensRequest, MessagesRequest
 from sluice.gateway.api.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
-from sluice.gateway.api.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
-from sluice.gateway.api.openai.embeddings import EmbeddingRequest
+from sluice.gateway.api.openai.encoders import EmbeddingRequest
 from sluice.gateway.api.openai.responses.schemas import CreateResponseRequest
 from sluice.gateway.api.openai.schemas import ChatCompletionRequest, CompletionRequest
-from sluice.gateway.api.openai.tokens import DetokenizeRequest, TokenizeRequest
+from sluice.gateway.api.openai.vllm import (
+    DetokenizeRequest,
+    LoadAdapterRequest,
+    TokenizeRequest,
+    UnloadAdapterRequest,
+)
 from sluice.gateway.front.http.parsing import NEUTRAL_VALUES
 from tests.paths import DATA
 from tests.tools.markdown import code, codes, plain, table

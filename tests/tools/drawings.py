@@ -33,9 +33,9 @@ def tower() -> str:
                 84,
                 "gateway/",
                 [
-                    "protocols and the process around them: OpenAI and Triton v2 over HTTP, SSE and gRPC,",
-                    "RAG, metrics; plane.py is the one data plane under all of them",
-                    "http/ (openai, v2, rag)   grpc/   v2/   telemetry/   options/",
+                    "protocols and the process around them: OpenAI, Anthropic, Ollama, RAG, Triton v2;",
+                    "keys, quotas, metrics; plane/ is the one data plane under all of them",
+                    "front/  api/  plane/  answers/  tenancy/  telemetry/  watch/  workers/  options/",
                 ],
                 "accent",
             ),
@@ -47,7 +47,7 @@ def tower() -> str:
                 "pipelines/",
                 [
                     "text in, text out: chat templates, tokens and text, hosted models, RAG with citations",
-                    "text/   llm/   stages/   remote/   rag/",
+                    "text/  chat/  llm/  stages/  remote/  encoding/  rag/  routes/  answers/",
                 ],
                 "accent",
             ),
@@ -82,7 +82,9 @@ def tower() -> str:
                 "warm",
             ),
             Box(
-                20, 412, 590, 50, "sluice/", ["errors, backoff, GPU count, version; the public names, looked up lazily"]
+                *(20, 412, 590, 50),
+                "record/   state/   sluice/",
+                ["spans, histograms; stores, leases; errors, backoff, version, the public names"],
             ),
             Box(640, 118, 200, 67, "tuning/", ["searches settings: drives", "servers and the simulator"]),
             Arrow([(740, 185), (740, 263)], "measures with", label_at=(750, 228)),
@@ -193,7 +195,7 @@ def workers() -> str:
                 200,
                 101,
                 "worker 1",
-                ["HTTP, keys, tokenizer, and", "the streams of language", "models"],
+                ["a whole server over the", "same engines, with copies of", "models that keep nothing"],
                 "accent",
             ),
             Box(
@@ -212,8 +214,8 @@ def workers() -> str:
                 142,
                 "host: the first process",
                 [
-                    "all other routes and models, documents,",
-                    "responses, files, quotas, gRPC;",
+                    "all other models and routes, responses,",
+                    "files, kept streams, quotas, gRPC;",
                     "starts and watches workers and engines,",
                     "answers in the place of a lost worker,",
                     "sums the metrics",
@@ -231,7 +233,7 @@ def workers() -> str:
             ),
             Arrow([(160, 150), (230, 120)]),
             Arrow([(160, 180), (230, 235)]),
-            Arrow([(430, 105), (560, 65)], "tokens", is_both=True, label_at=(450, 72)),
+            Arrow([(430, 105), (560, 65)], "tokens", is_both=True, label_at=(464, 72)),
             Arrow([(430, 225), (600, 97)], is_both=True),
             Arrow([(430, 140), (560, 215)], is_both=True),
             Arrow([(430, 262), (560, 250)], "the rest", is_both=True, label_at=(470, 285)),
@@ -248,8 +250,8 @@ def chat_request() -> str:
         1180,
         [
             ("Client", "POST /v1/chat/completions", ""),
-            ("gateway/api/openai", "schemas, SSE frames", "accent"),
-            ("gateway/plane/data_plane.py", "the one data plane", "accent"),
+            ("gateway/api", "translators, SSE frames", "accent"),
+            ("gateway/plane", "the one data plane", "accent"),
             ("pipelines/llm, text", "template, tokenizer", "accent"),
             ("engine/client", "EngineClient", "warm"),
             ("engine/loop", "InflightExecutor", "warm"),
@@ -278,8 +280,8 @@ def infer_request() -> str:
         1180,
         [
             ("Client", "infer, ModelInfer", ""),
-            ("gateway/front/http, grpc", "JSON, bytes, protobuf", "accent"),
-            ("gateway/plane/data_plane.py", "the one data plane", "accent"),
+            ("gateway/api/v2", "JSON, bytes, protobuf", "accent"),
+            ("gateway/plane", "models, versions", "accent"),
             ("serving", "Model, InferJob", "green"),
             ("serving/batching", "Batcher, InstancePool", "green"),
             ("serving/backends", "Instance: ONNX, Python …", "green"),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sluice.gateway.options.command_line import ACCEPTED_FLAGS
+from sluice.gateway.options.command_line import ACCEPTED_FLAGS, format_default
 from sluice.gateway.options.config import GROUPS, list_options
 from sluice.gateway.options.option import Option
 from tests.tools.markdown import code, codes, plain, table
@@ -27,20 +27,9 @@ def _row(declared: Option, default: Any) -> list[str]:
     return [
         codes(f"{name}{metavar}" for name in names),
         code(declared.variable),
-        _default(default),
+        code(shown) if (shown := format_default(default)) else "",
         plain(declared.help),
     ]
-
-
-def _default(default: Any) -> str:
-    """Return a default as an operator would type it."""
-    if default in (None, False, ()):
-        return ""
-    if default is True:
-        return "on"
-    if isinstance(default, int) and default >= 1 << 20 and default % (1 << 20) == 0:
-        return code(f"{default >> 20}M")
-    return code(f"{default:g}" if isinstance(default, float) else str(default))
 
 
 def _accepted() -> str:

@@ -10,16 +10,14 @@ from prometheus_client.core import Metric
 from sluice.gateway.answers.batches.places import PlaceKeeper
 from sluice.gateway.answers.batches.service import BatchCollector
 from sluice.gateway.answers.batches.worker import BatchWorker
-from sluice.gateway.answers.streams.metrics import COUNTERS, StreamCollector
-from sluice.gateway.answers.streams.store import SharedStore, StreamLimits, StreamStore
+from sluice.gateway.answers.streams.store import COUNTERS, SharedStore, StreamCollector, StreamLimits, StreamStore
 from sluice.gateway.options.telemetry import MetricsSettings
 from sluice.gateway.plane.data_plane import Plane
 from sluice.gateway.telemetry import trt_llm
-from sluice.gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
+from sluice.gateway.telemetry.aliases import TABLE, WITHOUT_COUNTERPART
 from sluice.gateway.telemetry.engine import EngineCollector
-from sluice.gateway.telemetry.event_loop import EventLoopMonitor
 from sluice.gateway.telemetry.machine import GpuProcess, GpuSample, process_memory
-from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.metrics import EventLoopMonitor, GatewayMetrics
 from sluice.gateway.telemetry.page import InferenceCollector
 from sluice.gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure
 from sluice.gateway.telemetry.routes import RouteCollector
@@ -27,8 +25,7 @@ from sluice.gateway.tenancy.ledger.ledger import CallLedger
 from sluice.gateway.tenancy.ledger.prices import PriceTable
 from sluice.gateway.tenancy.ledger.store import LedgerStore
 from sluice.gateway.tenancy.quotas.account import Party
-from sluice.gateway.tenancy.quotas.metrics import QuotaCollector
-from sluice.gateway.tenancy.quotas.observer import QuotaObserver
+from sluice.gateway.tenancy.quotas.observer import QuotaCollector, QuotaObserver
 from sluice.gateway.tenancy.quotas.store import MemoryQuotas
 from sluice.gateway.workers.counts import worker_families
 from sluice.pipelines.answers.cache import AnswerCache, AnswerCounts

@@ -2,7 +2,7 @@
 
 from sluice.engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from sluice.engine.delegated.tensorrt_llm.library import MINIMUM
-from sluice.engine.delegated.tensorrt_llm.samplers import ROWS, Effect, Row
+from sluice.engine.delegated.tensorrt_llm.samplers import ROWS, Row, SamplerEffect
 from sluice.engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
 from tests.tools.markdown import code, codes, table
 
@@ -35,9 +35,9 @@ def _obeyed(row: Row) -> str:
 
 
 def _else(row: Row) -> str:
-    if row.effect(MINIMUM, ()) is Effect.REFUSED:
-        return Effect.REFUSED.value
-    return f"ignored, and refused from {row.refused_since}" if row.refused_since else Effect.IGNORED.value
+    if row.effect(MINIMUM, ()) is SamplerEffect.REFUSED:
+        return SamplerEffect.REFUSED.value
+    return f"ignored, and refused from {row.refused_since}" if row.refused_since else SamplerEffect.IGNORED.value
 
 
 TABLES = {

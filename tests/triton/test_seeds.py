@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE_S
 
 PROMPT = "Once upon a time"
 MAX_TOKENS = 12
-LONG_ANSWER = 100
+LONG_ANSWER = 400
 INPUT_IDS = np.array([[101, 2054, 2003, 1996, 2034, 102]], np.int64)
 """The printed program's input of the classifier."""
 WITHOUT_MASK = {

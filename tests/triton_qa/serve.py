@@ -12,7 +12,7 @@ from weakref import WeakSet
 from sluice.cli.__main__ import main
 from sluice.serving.batching.batcher import Batcher
 from sluice.serving.batching.sequences.batcher import SequenceBatcher
-from sluice.serving.batching.sequences.direct import DirectBatcher
+from sluice.serving.batching.sequences.slots import DirectBatcher
 from sluice.serving.job import InferJob
 
 _released: WeakSet[Batcher | DirectBatcher] = WeakSet()

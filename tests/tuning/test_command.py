@@ -12,11 +12,10 @@ from rich.console import Console
 from sluice.load.config import ApiKind, Workload
 from sluice.tuning.command import command
 from sluice.tuning.comparison import judge
-from sluice.tuning.driving import CONCURRENCY, Drive
+from sluice.tuning.driving import CONCURRENCY, Drive, TunePlan
 from sluice.tuning.figures import FigureConstraint, Goal, Objective
 from sluice.tuning.language_model import EngineLimits, LanguageModelSubject
 from sluice.tuning.page import pareto_front, render_page
-from sluice.tuning.plan import TunePlan
 from sluice.tuning.report import print_report, result_document
 from sluice.tuning.run import Tuning
 from sluice.tuning.space import Dimension

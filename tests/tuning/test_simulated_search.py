@@ -7,11 +7,10 @@ import pytest
 
 from sluice.engine.simulation.profile import bundled_profile
 from sluice.load.config import ApiKind, TokenRange, Workload
-from sluice.tuning.driving import CONCURRENCY, Drive
+from sluice.tuning.driving import CONCURRENCY, Drive, TunePlan
 from sluice.tuning.errors import TuneError
 from sluice.tuning.figures import FigureConstraint, Figures, Goal, Objective
 from sluice.tuning.language_model import EngineLimits, LanguageModelSubject
-from sluice.tuning.plan import TunePlan
 from sluice.tuning.scaling import CostScale, LoadFactor, read_scale, scale_of, simulation_gaps
 from sluice.tuning.simulated_search import SimulatedSearch
 from sluice.tuning.simulating import Simulator

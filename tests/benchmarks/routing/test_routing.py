@@ -4,7 +4,7 @@ from benchmarks.routing.fleets import PROFILE
 from sluice.engine.fleet.router import RouterSettings, RoutingPolicy
 from sluice.engine.simulation.fleet import FleetConfig, simulate
 from sluice.engine.simulation.summary import summarize
-from sluice.engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
+from sluice.engine.simulation.traces import SharedPrefixes, shared_prefix_trace
 
 
 def test_prefixes_stay_where_they_are_cached() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.cli.build import building, manifest
+from sluice.cli.build import building
 from sluice.cli.repository.command import command as repository_command
 from sluice.engine.model_folder import ModelFormat, model_format
 from tests.cli.build.fake_tools import CONVERT_CHECKPOINT, FAILS, HF_PTQ, TRTLLM_BUILD, write_program, write_script
@@ -29,7 +29,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_program(folder / "bin" / "trtllm-build", TRTLLM_BUILD)
     monkeypatch.setenv("PATH", str(folder / "bin"), prepend=":")
     monkeypatch.setattr(building, "num_gpus", lambda: 1)
-    monkeypatch.setattr(manifest, "read_driver", driver)
+    monkeypatch.setattr(building, "read_driver", driver)
     return folder
 
 

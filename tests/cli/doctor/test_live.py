@@ -17,7 +17,7 @@ from sluice.gateway.tenancy.access.identity import Identity, RouteGroup
 from sluice.gateway.tenancy.access.keys import make_key
 from sluice.gateway.watch.live.bounds import BoundKind, Observation, judge
 from sluice.gateway.watch.live.scrape import Change, parse_scrape
-from tests.cli.live.gateway import MODEL, LiveGateway, PacedRunner, live_gateway
+from tests.cli.live_gateway import MODEL, LiveGateway, PacedRunner, live_gateway
 from tests.paths import DOCS
 
 SECONDS = 10.0

@@ -209,7 +209,7 @@ def test_links(rag: RagServer, sluice: Sluice, handbook: Path) -> None:
         (["list", "--collection", "\udce9"], "--collection: must be UTF-8 text"),
         (["search", "x", "--filter", '{"a": NaN}'], "--filter: must be a JSON object: "),
         (["search", "x", "--filter", '{"a": "\\ud800"}'], "--filter: must be a JSON object: "),
-        (["query", "x", "--temperature", "nan"], "--temperature: must be a number from 0 to 2, got 'nan'"),
+        (["query", "x", "--temperature", "nan"], "--temperature: must be a number of at least 0, at most 2, got 'nan'"),
     ],
 )
 def test_what_is_no_command(

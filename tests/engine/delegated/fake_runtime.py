@@ -8,9 +8,10 @@ from typing import Any
 
 from sluice.engine.blocks import HashChain, blocks_for
 from sluice.engine.config import EngineConfig
-from sluice.engine.delegated.cached_prefixes import CachedPrefixes
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.executor import DelegatedExecutor
 from sluice.engine.delegated.interface import (
+    DelegatedRuntime,
     RequestHandle,
     ResponseDelta,
     RuntimeFailure,
@@ -18,7 +19,6 @@ from sluice.engine.delegated.interface import (
     internal_error,
 )
 from sluice.engine.delegated.sequence import DelegatedSequence
-from sluice.engine.delegated.sharing import BlockSharing
 from sluice.engine.frames import Shutdown, StepFrame, Submit
 from sluice.engine.statistics import IterationStats
 from sluice.engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
@@ -87,13 +87,12 @@ class UnreadableHandle(FakeHandle):
         raise IndexError("a response without outputs")
 
 
-class FakeRuntime:
+class FakeRuntime(DelegatedRuntime):
     """Implements `DelegatedRuntime`. `make_handle` answers each request; it has no statistics."""
 
     title = "the fake"
     takes_early = True
     sharing = BlockSharing.NONE
-    prefixes: CachedPrefixes | None = None
 
     def __init__(self, make_handle: Callable[[GenerateRequest], RequestHandle] = lambda request: FakeHandle()) -> None:
         self._make_handle = make_handle

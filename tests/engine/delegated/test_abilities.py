@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sluice.engine.delegated.abilities import ExpandedPrompt
 from sluice.engine.delegated.cached_prefixes import CachedPrefixes, Owner
+from sluice.engine.delegated.interface import ExpandedPrompt
 from sluice.engine.frames import Cancel, Command, Shutdown, Submit
 from sluice.engine.types import FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, invalid
@@ -149,10 +149,14 @@ class ReplacingRuntime(FakeRuntime):
 
     def __init__(self, make_handle: Callable[[GenerateRequest], Any]) -> None:
         super().__init__(make_handle)
-        self.adapter_digests = {"poet": "old"}
+        self.digests = {"poet": "old"}
         self.prefixes = CachedPrefixes(INFO.block_size)
         self.owners: list[Owner | None] = []
         self.prefixes.hand_over = lambda number, prompt, owner: self.owners.append(owner)  # type: ignore[method-assign]
+
+    @property
+    def adapter_digests(self) -> dict[str, str]:
+        return self.digests
 
     async def load_adapter(self, name: str, path: str) -> None: ...
 
@@ -167,7 +171,7 @@ async def test_the_blocks_of_a_request_are_of_the_adapter_that_it_began_with() -
         executor.obey([*(make_submit(each, 5) for each in range(SEES.max_num_seqs)), Submit(9, adapted)])
         while (await frames.get()).stats.num_waiting == 0:
             pass
-        runtime.adapter_digests = {"poet": "new"}
+        runtime.digests = {"poet": "new"}
         executor.obey([Cancel(each) for each in range(SEES.max_num_seqs)])
         await until(lambda: len(runtime.owners) > SEES.max_num_seqs)
     assert runtime.owners[-1] == Owner("", "poet", "old")

@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 
 from sluice.engine.blocks import BlockHash
 from sluice.engine.config import SchedulerPolicy
-from sluice.engine.delegated.admission import RuntimeCapacity, RuntimeGate
-from sluice.engine.delegated.sharing import BlockSharing
-from sluice.engine.scheduling.policies import find_policy
+from sluice.engine.delegated.admission import BlockSharing, RuntimeCapacity, RuntimeGate
+from sluice.engine.scheduling.planner import find_policy
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.engine.blocks import BlockHash, HashChain
-from sluice.engine.delegated.cached_prefixes import GRACE_S, NOTHING_TOLD, CachedPrefixes, Owner, Told
+from sluice.engine.delegated.cached_prefixes import GRACE_S, CachedPrefixes, Owner, Told
 from sluice.engine.delegated.tensorrt_llm.events import EventReader
 from tests.clock import ManualClock
 from tests.stand_ins.tensorrt_llm._stand_in.events import CacheEvents
@@ -260,7 +260,7 @@ def test_names_that_were_forgotten_are_learnt_again(monkeypatch: pytest.MonkeyPa
         assert prefixes.hashes() == chain(tokens(10, 20), PLAIN)
         prefixes.remove([2, 1, 9])
         assert (prefixes.hashes(), prefixes._named, prefixes._blocks) == ([], {}, {})
-    prefixes.store(7, [(8, tokens(10))], NOTHING_TOLD)  # behind a parent that nobody knows
+    prefixes.store(7, [(8, tokens(10))], Told(None, None))  # behind a parent that nobody knows
     assert (prefixes.hashes(), len(prefixes)) == ([], 1)
 
 
@@ -271,7 +271,7 @@ def test_blocks_of_before_a_sleep_are_forgotten_and_salts_are_told_behind_a_new_
     assert prefixes.hashes() == chain(tokens(10), PLAIN)
     prefixes.clear("slept")
     assert (prefixes.hashes(), len(prefixes)) == ([], 0)
-    prefixes.store("old", [("behind", tokens(20))], NOTHING_TOLD)
+    prefixes.store("old", [("behind", tokens(20))], Told(None, None))
     prefixes.store(None, [("late", tokens(30))], Told("tenant", ""))  # told before the sleep
     prefixes.store(None, [("new", tokens(10))], Told("slept", ""))
     prefixes.remove(["old"])
@@ -282,6 +282,6 @@ def test_an_adapter_that_comes_again_under_a_name_has_blocks_of_its_own() -> Non
     prefixes = CachedPrefixes(SIZE)
     for number, digest in enumerate(("first", "second")):
         prefixes.hand_over(number, tokens(10), Owner("", "fr", digest))
-        prefixes.store(None, [(number, tokens(10))], NOTHING_TOLD)
+        prefixes.store(None, [(number, tokens(10))], Told(None, None))
         prefixes.end(number)
     assert prefixes.hashes() == [HashChain("", SIZE, each).hashes(tokens(10), 1)[0] for each in ("first", "second")]

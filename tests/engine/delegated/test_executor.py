@@ -12,7 +12,6 @@ from sluice.engine.config import EngineConfig
 from sluice.engine.delegated.executor import DelegatedExecutor
 from sluice.engine.delegated.in_flight import ABORT_GRACE_S
 from sluice.engine.delegated.interface import EngineLost, RequestHandle
-from sluice.engine.delegated.watchdog import STALL_SETTING
 from sluice.engine.frames import (
     AskView,
     Cancel,
@@ -25,6 +24,7 @@ from sluice.engine.frames import (
     Submit,
     WakeUp,
 )
+from sluice.engine.runtime_settings import STALL_SETTING
 from sluice.engine.types import BlockSource, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode
 from tests.clock import ManualClock

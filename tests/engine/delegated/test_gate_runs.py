@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.admission import BlockSharing
 from tests.stand_ins.gated_runs import EvictingRun, GatedRun, shared_prefix_workload
 from tests.stand_ins.scheduler_traces import Request, Workload
 from tests.stand_ins.workloads import BLOCK, workloads

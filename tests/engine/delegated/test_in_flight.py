@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from sluice.engine.delegated.interface import ResponseDelta
-from sluice.engine.delegated.sequence import Replay
+from sluice.engine.delegated.sequence import ReplayedOutput
 from sluice.engine.frames import Submit
 from sluice.engine.types import (
     EventDetail,
@@ -27,19 +27,19 @@ def delta(*token_ids: int, num_cached: int | None = None, has_logprobs: bool = T
 
 
 def test_what_was_sent_is_dropped_with_its_log_probabilities() -> None:
-    replay = Replay([5, 6, 7])
+    replay = ReplayedOutput([5, 6, 7])
     trimmed = [replay.trim(delta(*ids)) for ids in ((5,), (6,), (7, 8), (9,))]
     assert trimmed == [ResponseDelta([]), ResponseDelta([]), delta(8), delta(9)]
 
 
 def test_other_details_are_kept() -> None:
-    assert Replay([5]).trim(delta(5, num_cached=3)) == ResponseDelta([], None, EventDetail(3))
-    assert Replay([5]).trim(ResponseDelta([5], FinishReason.LENGTH)) == ResponseDelta([], FinishReason.LENGTH)
+    assert ReplayedOutput([5]).trim(delta(5, num_cached=3)) == ResponseDelta([], None, EventDetail(3))
+    assert ReplayedOutput([5]).trim(ResponseDelta([5], FinishReason.LENGTH)) == ResponseDelta([], FinishReason.LENGTH)
 
 
 def test_another_turn_is_an_error() -> None:
     with pytest.raises(SluiceError, match="another turn") as caught:
-        Replay([5, 6, 7]).trim(delta(5, 9))
+        ReplayedOutput([5, 6, 7]).trim(delta(5, 9))
     assert caught.value.code is ErrorCode.INTERNAL
 
 

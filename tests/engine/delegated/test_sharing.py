@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sluice.engine.blocks import BlockHash, HashChain
-from sluice.engine.delegated.sharing import BlockSharing, SharedBlocks
+from sluice.engine.delegated.admission import BlockSharing, SharedBlocks
 
 
 @dataclass(eq=False)

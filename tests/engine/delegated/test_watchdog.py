@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import msgspec
 import pytest
 
-from sluice.engine.delegated.in_flight import InFlightTable
+from sluice.engine.delegated.in_flight import InFlightListener, InFlightTable
 from sluice.engine.delegated.interface import EngineLost, ResponseDelta
 from sluice.engine.delegated.sequence import DelegatedSequence
 from sluice.engine.delegated.watchdog import Watchdog, stall_timeout_s, warm_up
@@ -25,7 +25,7 @@ from tests.engine.delegated.fake_runtime import (
 from tests.waiting import PATIENCE_S
 
 
-class Listener:
+class Listener(InFlightListener):
     """Ignores all outcomes."""
 
     def on_response(self) -> None: ...

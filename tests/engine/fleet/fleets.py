@@ -9,11 +9,13 @@ import msgspec
 from sluice.engine.client.base import Replica
 from sluice.engine.client.stream import GenerationStream
 from sluice.engine.config import EngineRole, Listening
+from sluice.engine.fleet.choosing import hash_chain
 from sluice.engine.fleet.client import FleetClient
 from sluice.engine.fleet.joining import MemberFleetClient
 from sluice.engine.fleet.membership.members import Member, Membership
 from sluice.engine.fleet.router import MIN_SPLIT_TOKENS
 from sluice.engine.fleet.waking import WakeSettings
+from sluice.engine.types import GenerateRequest
 from tests.engine.client.network import Network
 from tests.engine.client.test_recovery import request
 from tests.engine.client.virtual import Plan, VirtualAttached, VirtualClient, VirtualEngine, virtual_config
@@ -41,6 +43,12 @@ async def fleet(
         await client.stop()
     for each in engines:
         each.check()
+
+
+def leading_blocks(fleet: FleetClient, request: GenerateRequest) -> list[int]:
+    """Return how many leading blocks of the prompt each replica is thought to have, by its number."""
+    prompt, info = request.prompt_token_ids, fleet.info
+    return fleet._chooser.index.leading_blocks(hash_chain(request, info).hashes(prompt, len(prompt) // info.block_size))
 
 
 class Elsewhere:

@@ -7,6 +7,7 @@ from sluice.engine.fleet.client import FleetClient
 from sluice.engine.fleet.router import RoutingPolicy
 from sluice.engine.frames import PrefixChanges
 from sluice.errors import ErrorCode, SluiceError
+from tests.engine.fleet.fleets import leading_blocks
 from tests.engine.fleet.simulated import Simulation
 from tests.engine.parts import make_request
 
@@ -47,9 +48,9 @@ def test_what_a_lost_replica_had_is_forgotten() -> None:
     [fleet] = simulation.gateways
     home = submit(fleet, [1] * 40, "first")
     simulation.settle()
-    assert sum(fleet.leading_blocks(make_request([1] * 40, "second"))) == 10
+    assert sum(leading_blocks(fleet, make_request([1] * 40, "second"))) == 10
     simulation.engines[int(home)].crash()
-    assert sum(fleet.leading_blocks(make_request([1] * 40, "second"))) == 0
+    assert sum(leading_blocks(fleet, make_request([1] * 40, "second"))) == 0
 
 
 def test_a_replica_whose_report_was_lost_says_anew_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +63,7 @@ def test_a_replica_whose_report_was_lost_says_anew_what_it_has(monkeypatch: pyte
         """Report one block, and return how many the fleet knows of then."""
         assert replica.engine.on_prefixes is not None
         replica.engine.on_prefixes(PrefixChanges(number, blocks[block], b"", is_first))
-        return fleet.leading_blocks(request)[replica.number]
+        return leading_blocks(fleet, request)[replica.number]
 
     assert [report(1, 0, is_first=True), report(2, 1)] == [1, 2] and not asked
     assert report(4, 3) == 0 and len(asked) == 1

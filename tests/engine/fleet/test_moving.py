@@ -12,7 +12,7 @@ from tests.engine.client.faulty_engine import CRASH, HANG
 from tests.engine.client.test_recovery import collect, failure_of, harmless, request
 from tests.engine.client.virtual import Break, Fault, in_virtual_time
 from tests.engine.fake_runner import echo
-from tests.engine.fleet.fleets import begun, engine_of, fleet
+from tests.engine.fleet.fleets import begun, engine_of, fleet, leading_blocks
 from tests.waiting import until
 
 
@@ -149,11 +149,11 @@ async def test_the_router_hears_what_the_replicas_have_cached(monkeypatch: pytes
     long = request([*prompt, *([7] * 100)], 4)
     async with fleet() as client:
         await collect(client.submit(long))
-        await until(lambda: max(client.leading_blocks(long), default=0) == 3)
+        await until(lambda: max(leading_blocks(client, long), default=0) == 3)
         [home] = (each for each in client.replicas if each.num_routed)
         engine_of(home).end()
-        await until(lambda: max(client.leading_blocks(long), default=0) == 0)
+        await until(lambda: max(leading_blocks(client, long), default=0) == 0)
         await until(lambda: home.engine.is_serving)
         for each in client.replicas:  # the second one since its restart
             await collect(each.engine.submit(long))
-        await until(lambda: [*client.leading_blocks(long)] == [3, 3])
+        await until(lambda: [*leading_blocks(client, long)] == [3, 3])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sluice.engine.fleet.prefix_index import PrefixIndex
-from sluice.engine.fleet.router import Choice, ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from sluice.engine.fleet.router import ReplicaChoice, ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
 from sluice.errors import ErrorCode, SluiceError
 
 PROMPT = [number.to_bytes(16) for number in range(1, 32)]
@@ -32,7 +32,7 @@ def holding(*counts: int) -> PrefixIndex:
     return index
 
 
-def chosen(replicas: Sequence[ReplicaView], index: PrefixIndex | None = None, **fields: Any) -> Choice:
+def chosen(replicas: Sequence[ReplicaView], index: PrefixIndex | None = None, **fields: Any) -> ReplicaChoice:
     settings = fields.pop("settings", RouterSettings())
     return choose(routed(**fields), replicas, index or PrefixIndex(), settings)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sluice.engine.forecast.learning import MAX_CLASSES, OutputLengths
-from sluice.engine.queued import RequestSize
+from sluice.engine.sequence import RequestSize
 
 
 def output(

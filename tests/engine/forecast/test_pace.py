@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.engine.forecast.learning import PrefillPace
-from sluice.engine.scheduling.chunks import TARGET_STEP_S, ChunkLimits
+from sluice.engine.scheduling.planner import TARGET_STEP_S, ChunkLimits
 
 BLOCK, MOST = 32, 512
 

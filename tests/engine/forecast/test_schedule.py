@@ -2,16 +2,16 @@ import math
 
 import pytest
 
-from sluice.engine.forecast.schedule import Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
+from sluice.engine.forecast.schedule import ForecastSequence, Limits, RunningEnd, SimulatedGroup, simulate
 
 
 def waiting(
     output: float, *, blocks: float = 1.0, prompt: float = 0.0, at: float = 0.0, until: float = math.inf
-) -> SimulatedSequence:
-    return SimulatedSequence(at, prompt, output, blocks, until)
+) -> ForecastSequence:
+    return ForecastSequence(at, prompt, output, blocks, until)
 
 
-def group(*sequences: SimulatedSequence, priority: float = 0, weight: float = 1.0) -> SimulatedGroup:
+def group(*sequences: ForecastSequence, priority: float = 0, weight: float = 1.0) -> SimulatedGroup:
     return SimulatedGroup(priority, weight, 0.0, waiting=list(sequences))
 
 

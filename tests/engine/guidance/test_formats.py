@@ -3,7 +3,7 @@
 import pytest
 
 from sluice.engine.guidance.compiler import GrammarCompiler
-from sluice.engine.guidance.formats import BOUNDS
+from sluice.engine.guidance.translate import BOUNDS
 from sluice.engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar
 from tests.engine.guidance.written import can_write

@@ -14,7 +14,7 @@ from sluice.engine.blocks import BlockHash
 from sluice.engine.frames import StepFrame
 from sluice.engine.kv_tiers import returns
 from sluice.engine.loop.executor import InflightExecutor
-from sluice.engine.runners.base import Logits, RunnerInfo, StepBatch
+from sluice.engine.runners.base import Logits, Runner, StepBatch
 from sluice.engine.statistics import KvTierStats
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner, echo
@@ -244,12 +244,12 @@ def test_a_long_prefix_comes_back_over_several_steps() -> None:
     assert bench.details[10].num_cached_tokens == 40
 
 
-class PlainRunner:
+class PlainRunner(Runner):
     """A runner whose blocks cannot be copied."""
 
     def __init__(self) -> None:
         self._runner = EchoRunner(num_blocks=24, block_size=4, max_model_len=64)
-        self.info: RunnerInfo = self._runner.info
+        self.info = self._runner.info
 
     def run(self, batch: StepBatch) -> Logits:
         return self._runner.run(batch)

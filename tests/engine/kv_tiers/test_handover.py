@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sluice.engine.arrays import ByteArray
 from sluice.engine.blocks import BlockHash, PromptOrigin
 from sluice.engine.frames import BlockPiece, Cancel, FetchBlocks
-from sluice.engine.kv_tiers import exports, peers, returns
+from sluice.engine.kv_tiers import peers, returns
 from sluice.engine.statistics import HandoverStats
 from sluice.engine.types import BlockSource
 from tests.engine.fake_runner import EchoRunner, echo
@@ -22,7 +22,7 @@ LONG = list(range(41))
 HERE = BlockSource("here", 10)
 
 
-class Wire:
+class Wire(peers.BlockExchange):
     """Carries blocks between two executors of one test."""
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ def test_an_answer_of_another_size_is_refused(num_blocks: int) -> None:
 
 
 def test_a_long_prompt_comes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports, "PIECE_BYTES", 64)
+    monkeypatch.setattr(peers, "PIECE_BYTES", 64)
     monkeypatch.setattr(peers, "PEER_BYTES", 1)  # four blocks at a time
     pair = Pair()
     pair.compute(LONG)

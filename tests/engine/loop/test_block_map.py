@@ -5,8 +5,8 @@ from pytest import MonkeyPatch
 from sluice.engine.blocks import BlockHash
 from sluice.engine.frames import OTHER_HOLDER, RESERVED, BlockMap, BlockOwner
 from sluice.engine.kv_cache import BlockState, KvCacheManager
-from sluice.engine.loop import block_map
-from sluice.engine.loop.block_map import MAX_ID_CHARS, draw_block_map
+from sluice.engine.loop import recorder
+from sluice.engine.loop.recorder import MAX_ID_CHARS, draw_block_map
 from sluice.engine.sequence import Sequence
 from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams
 
@@ -86,7 +86,7 @@ def test_reserved_blocks_are_those_that_come_next() -> None:
 
 
 def test_sequences_with_few_blocks_are_not_named(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(block_map, "MAX_HOLDERS", 1)
+    monkeypatch.setattr(recorder, "MAX_HOLDERS", 1)
     cache = Cache(24)
     [few] = cache.add("few", 1)
     many = cache.add("x" * (MAX_ID_CHARS + 1), 3)

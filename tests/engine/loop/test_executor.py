@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from sluice.engine.arrays import FloatArray
 from sluice.engine.frames import Cancel, Shutdown
-from sluice.engine.runners.base import Draws, StepBatch
+from sluice.engine.runners.base import Draws, LaunchedStep, StepBatch
 from sluice.engine.sampling.host_logits import HostLogits
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode
-from tests.engine.fake_runner import EchoRunner, EchoStep, echo
+from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 
 pytestmark = pytest.mark.usefixtures("looks_ahead")
@@ -30,7 +30,7 @@ class FaultyRunner(EchoRunner):
     first_nan = 0
     """Tokens that a sequence of 666 has before its first NaN."""
 
-    def launch(self, batch: StepBatch, draws: Draws | None) -> EchoStep:
+    def launch(self, batch: StepBatch, draws: Draws | None) -> LaunchedStep:
         self.num_launches += 1
         if self.num_launches in self.bad_launches:
             raise RuntimeError("launch failed")

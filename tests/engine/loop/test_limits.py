@@ -8,7 +8,7 @@ from sluice.engine.frames import Cancel
 from sluice.engine.loop import executor
 from sluice.engine.runners.base import StepBatch
 from sluice.engine.sampling.host_logits import HostLogits
-from sluice.engine.scheduling.chunks import TARGET_STEP_S
+from sluice.engine.scheduling.planner import TARGET_STEP_S
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode
 from tests.engine.fake_runner import EchoRunner, echo, echo_next

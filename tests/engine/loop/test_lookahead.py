@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from sluice.engine.arrays import FloatArray
 from sluice.engine.frames import Cancel, LoadAdapter, Shutdown
-from sluice.engine.runners.base import Draws, StepBatch
+from sluice.engine.runners.base import Draws, LaunchedStep, StepBatch
 from sluice.engine.sampling.state import SamplingState, is_simple
 from sluice.engine.types import FinishReason, Grammar, GrammarKind, SamplingParams, ThinkingBudget
 from sluice.errors import ErrorCode
-from tests.engine.fake_runner import EchoRunner, EchoStep, echo
+from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.loop.test_executor import FaultyRunner
 from tests.engine.scripted_executor import ScriptedExecutor, prompts
 
@@ -247,7 +247,7 @@ def test_time_in_which_the_device_waits_for_the_host_is_overhead() -> None:
     bench.submit(1, [1, 2, 3], max_tokens=20)
     original = runner.launch
 
-    def launch_late(batch: StepBatch, draws: Draws | None) -> EchoStep:
+    def launch_late(batch: StepBatch, draws: Draws | None) -> LaunchedStep:
         runner.work_until()  # the device is done before the host is
         bench.now += 0.005
         return original(batch, draws)

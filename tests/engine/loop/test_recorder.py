@@ -3,11 +3,11 @@
 from pytest import MonkeyPatch
 
 from sluice.engine.frames import AskView, TenantTokens
-from sluice.engine.histograms import unpack
 from sluice.engine.loop import recorder
 from sluice.engine.loop.recorder import OTHERS, Step, StepRecorder, WorkRecorder
 from sluice.engine.scheduling.planner import PrefillChunk, StepPlan
 from sluice.engine.sequence import Sequence
+from sluice.engine.statistics import unpack
 from sluice.engine.types import EngineInfo
 from tests.clock import ManualClock
 from tests.engine.parts import make_request

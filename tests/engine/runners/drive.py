@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sluice.engine.arrays import FloatArray
-from sluice.engine.runners.base import BlockRunner, Runner, StepBatch
+from sluice.engine.runners.base import Runner, StepBatch
 from tests.engine.runners.family_goldens import FamilyGolden
 
 NUM_OTHERS = 31
@@ -159,7 +159,7 @@ def in_a_batch(prompt: list[int], vocab_size: int) -> StepBatch:
     )
 
 
-def poison(runner: BlockRunner, blocks: Sequence[int] | None = None) -> None:
+def poison(runner: Runner, blocks: Sequence[int] | None = None) -> None:
     """Fill blocks of the cache with NaN, by default all."""
     chosen = range(runner.info.num_blocks) if blocks is None else blocks
     runner.write_blocks(chosen, [np.full(runner.block_bytes, NAN_BYTE, np.uint8)] * len(chosen))

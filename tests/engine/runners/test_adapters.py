@@ -201,13 +201,13 @@ def test_adapters_come_and_go_while_requests_run(base: Path, tmp_path: Path) -> 
 def hold_reading(engine: ScriptedExecutor) -> threading.Event:
     """Let the next adapter be read only once the returned event is set."""
     release, runner = threading.Event(), engine.runner
-    read = runner.read_adapter  # type: ignore[attr-defined]
+    read = runner.read_adapter
 
     def held(*arguments: Any) -> Any:
         assert release.wait(60)
         return read(*arguments)
 
-    runner.read_adapter = held  # type: ignore[attr-defined]
+    runner.read_adapter = held  # type: ignore[method-assign,assignment]
     return release
 
 

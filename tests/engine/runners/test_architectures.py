@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from sluice.engine.arrays import FloatArray
 from sluice.engine.config import EngineConfig
 from sluice.engine.models.architectures import read_decoder_config
-from sluice.engine.runners.base import BlockRunner, Runner
+from sluice.engine.runners.base import Runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import continuations, in_a_batch, poison, prefill
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
@@ -25,7 +25,7 @@ TOLERANCE = 3e-5
 """Largest allowed difference of a logit, as a share of the largest logit."""
 
 
-def load(golden: FamilyGolden, directory: Path) -> BlockRunner:
+def load(golden: FamilyGolden, directory: Path) -> Runner:
     """One thread: several cost more than these small models give them to do."""
     write_checkpoint(golden.blueprint, directory)
     limit = golden.max_model_len

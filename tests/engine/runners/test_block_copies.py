@@ -9,7 +9,6 @@ import pytest
 from sluice.bundled import BUNDLED_MODEL, models_folder
 from sluice.engine.config import EngineConfig
 from sluice.engine.kv_tiers.identity import block_identity, portable_identity
-from sluice.engine.runners.base import BlockRunner
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.runners.test_adapters import make_adapter
@@ -71,7 +70,6 @@ def test_a_block_has_all_of_its_bytes_in_any_place(kv_cache_dtype: str) -> None:
         model_path=str(checkpoint_path("llama_tiny")), dtype="f32", num_blocks=4, kv_cache_dtype=kv_cache_dtype
     )
     runner = load_runner(config)
-    assert isinstance(runner, BlockRunner)
     generator = np.random.default_rng(0)
     written = [generator.integers(0, 256, runner.block_bytes).astype(np.uint8) for _ in range(4)]
     runner.write_blocks([2, 0, 3, 1], written)

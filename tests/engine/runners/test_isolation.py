@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sluice.engine.arrays import FloatArray
 from sluice.engine.config import EngineConfig
-from sluice.engine.runners.base import BlockRunner
+from sluice.engine.runners.base import Runner
 from tests.engine.runners.drive import poison, uniform_batch
 from tests.engine.runners.family_goldens import FamilyGolden, read_family
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path
@@ -21,7 +21,7 @@ MIXTURES = ("qwen3_moe", "deepseek_v3")
 """Mixtures of experts."""
 
 
-def load(blueprint: Blueprint, directory: Path, **fields: Any) -> BlockRunner:
+def load(blueprint: Blueprint, directory: Path, **fields: Any) -> Runner:
     """One thread: several cost more than these small models give them to do."""
     write_checkpoint(blueprint, directory)
     return load_runner(EngineConfig(**{"model_path": str(directory), "num_blocks": 60, "num_threads": 1, **fields}))

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sluice.engine.runners.base import Wanted
+from sluice.engine.runners.base import Statistic
 from sluice.engine.sampling.cores import ONE_CORE, Cores
-from sluice.engine.sampling.draws import collect_draws, uniform
-from sluice.engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
+from sluice.engine.sampling.draw import UNKNOWN, draw_from_top_tokens
 from sluice.engine.sampling.many_tokens import _Room, draw_from_all_tokens, keep_share
+from sluice.engine.sampling.sampler import collect_draws, uniform
 from sluice.engine.sampling.scan import scan
 from sluice.engine.sampling.state import SamplingState
 from sluice.engine.sampling.top_tokens import top_tokens
@@ -109,7 +109,7 @@ def test_every_combination_of_filters_draws_what_the_plain_reference_draws(
 def drawn_both_ways(logits: Logits, states: list[SamplingState]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the tokens of each row, which is filtered, from the top tokens and from all tokens."""
     draws = collect_draws(states, np.arange(len(states)))
-    found = scan(logits, draws.rows, draws.sharpness, Wanted.MEAN, ONE_CORE)
+    found = scan(logits, draws.rows, draws.sharpness, Statistic.MEAN, ONE_CORE)
     top = top_tokens(logits, draws.rows, found.maxima, found.coarse, 128)
     return draw_from_top_tokens(top, draws, found), draw_from_all_tokens(logits, draws, found, ONE_CORE)
 

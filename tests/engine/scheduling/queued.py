@@ -2,8 +2,8 @@
 
 import math
 
-from sluice.engine.queued import QueuedSequence
 from sluice.engine.scheduling.queue import WaitingQueue
+from sluice.engine.sequence import QueuedSequence
 from sluice.engine.types import GenerateRequest, SamplingParams
 
 REQUEST = GenerateRequest(request_id="r", prompt_token_ids=[1], sampling=SamplingParams())

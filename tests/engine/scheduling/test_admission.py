@@ -1,23 +1,24 @@
 import msgspec
 import pytest
 
-from sluice.engine.client.counters import NO_STATS
 from sluice.engine.config import EngineConfig
 from sluice.engine.forecast.wait import WaitPrediction
 from sluice.engine.frames import request_failed
 from sluice.engine.scheduling.admission import (
+    LATE_S,
     MAX_COLD_RETRY_AFTER_S,
     MAX_RETRY_AFTER_S,
     SLOW_SHARE,
     AdmissionController,
     Backlog,
+    PromisedPlaces,
     WaitingLoad,
     check_deadlines,
     check_reported_queue,
     find_excess,
 )
-from sluice.engine.scheduling.arrivals import LATE_S, PromisedPlaces
 from sluice.engine.sequence import Sequence
+from sluice.engine.statistics import NO_STATS
 from sluice.engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.test_validation import INFO

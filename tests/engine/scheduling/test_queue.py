@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.engine.scheduling import fair_share
-from sluice.engine.scheduling.queue import MAX_GROUPS
+from sluice.engine.scheduling.queue import (
+    MAX_GROUPS,
+    MAX_PAUSE_S,
+    MAX_SOURCES,
+    MAX_STALE_DEADLINES,
+    ArrivalRates,
+    DeadlineHeap,
+)
 from tests.engine.scheduling.queued import REQUEST, WEIGHTS, View, admit_next, order, queue_of
 
 # -- order
@@ -220,3 +227,84 @@ def test_a_paused_sequence_has_met_its_deadline_to_start() -> None:
     queue.requeue(view)
     assert queue.expired(49.0) == []
     assert queue.expired(50.0) == [view]
+
+
+def steady(arrivals: ArrivalRates, count: int, per_s: float, from_s: float = 0.0) -> None:
+    for number in range(count):
+        arrivals.observe(0, "a", from_s + number / per_s)
+
+
+def test_the_rate_of_a_tenant_is_what_came_of_late() -> None:
+    arrivals = ArrivalRates()
+    steady(arrivals, 400, 20.0)
+    rate, duration_s = arrivals.expect(0, "a", 20.0)
+    assert rate == pytest.approx(20.0, rel=0.1)
+    assert duration_s == pytest.approx(20.0), "as long as it has"
+    assert arrivals.expect(0, "other", 20.0) == (0.0, 0.0)
+    assert arrivals.expect(0, "a", 25.0)[0] < 15.0
+    assert arrivals.expect(0, "a", 21.0 + MAX_PAUSE_S) == (0.0, 0.0)
+
+
+def test_the_rate_is_known_soon_after_a_tenant_has_begun_again() -> None:
+    """Averaged over the pause before, it would be 4 in a second."""
+    arrivals = ArrivalRates()
+    arrivals.observe(0, "a", 0.0)
+    steady(arrivals, 20, 80.0, from_s=MAX_PAUSE_S / 2)
+    assert arrivals.expect(0, "a", MAX_PAUSE_S / 2 + 0.25)[0] > 15.0
+
+
+def test_a_crowd_is_not_expected_to_go_on_once_it_has_paused() -> None:
+    arrivals = ArrivalRates()
+    steady(arrivals, 100, 1000.0)
+    assert arrivals.expect(0, "a", 0.1)[0] > 500.0
+    assert arrivals.expect(0, "a", 0.3)[0] < 110.0, "as many as in all, not as of late"
+    steady(arrivals, 100, 1000.0, from_s=1.0)
+    assert arrivals.expect(0, "a", 1.1)[0] > 500.0
+
+
+def test_a_tenant_that_comes_back_after_a_long_pause_begins_anew() -> None:
+    arrivals = ArrivalRates()
+    steady(arrivals, 50, 50.0)
+    arrivals.observe(0, "a", 100.0)
+    rate, duration_s = arrivals.expect(0, "a", 102.0)
+    assert rate < 1.0 and duration_s == 2.0
+
+
+def test_it_forgets_who_came_longest_ago() -> None:
+    arrivals = ArrivalRates()
+    for number in range(MAX_SOURCES + 1):
+        arrivals.observe(0, str(number), 0.0)
+    assert len(arrivals.sources()) == MAX_SOURCES and (0, "0") not in arrivals.sources()
+
+
+def test_who_is_due_is_told_once_the_longest_overdue_first() -> None:
+    deadlines = DeadlineHeap()
+    for stream_id, due in enumerate((7.0, 3.0, math.inf, 5.0)):
+        deadlines.add(stream_id, due)
+    assert deadlines.next() == 3.0
+    assert deadlines.take_due(5.0) == [1, 3]
+    assert deadlines.take_due(5.0) == []
+    assert deadlines.next() == 7.0
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.sampled_from([1.0, 2.0, 3.0, math.inf]))))
+def test_it_is_a_dictionary_by_another_name(changes: list[tuple[bool, int, float]]) -> None:
+    deadlines, model = DeadlineHeap(), dict[int, float]()
+    for is_added, stream_id, due in changes:
+        if is_added and stream_id not in model:
+            deadlines.add(stream_id, due)
+            model[stream_id] = due
+        elif not is_added:
+            deadlines.discard(stream_id)
+            model.pop(stream_id, None)
+    assert deadlines.next() == min(model.values(), default=math.inf)
+    assert sorted(deadlines.take_due(2.0)) == sorted(number for number, due in model.items() if due <= 2.0)
+
+
+def test_those_that_left_take_little_room() -> None:
+    deadlines = DeadlineHeap()
+    for stream_id in range(10_000):
+        deadlines.add(stream_id, float(stream_id % 7))
+        if stream_id >= 50:
+            deadlines.discard(stream_id - 50)
+    assert len(deadlines) == 50 and len(deadlines._heap) <= 2 * 50 + MAX_STALE_DEADLINES

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from sluice.engine.blocks import blocks_for
-from sluice.engine.scheduling.planner import StepPlan, plan_step
-from sluice.engine.scheduling.policies import AdmissionCandidate, StepLimits, find_policy
+from sluice.engine.scheduling.planner import AdmissionCandidate, StepLimits, StepPlan, find_policy, plan_step
 from tests import paths
 from tests.stand_ins.scheduler_traces import Simulation, Step, Trace, Workload, run, schedule_as_stand_in, workloads
 from tests.stand_ins.tensorrt_llm._stand_in.kv_cache import Prefix

@@ -13,9 +13,9 @@ from sluice.engine.config import EngineConfig, SchedulerPolicy
 from sluice.engine.fleet.router import ReplicaView, RouterSettings, RoutingPolicy
 from sluice.engine.frames import Command, StepFrame, Submit
 from sluice.engine.loop.executor import InflightExecutor
-from sluice.engine.runners.base import RunnerInfo, StepBatch
+from sluice.engine.runners.base import Runner, RunnerInfo, StepBatch
 from sluice.engine.sampling.host_logits import HostLogits
-from sluice.engine.simulation.fleet import FleetConfig, simulate
+from sluice.engine.simulation.fleet import FleetConfig, SimulatedRouter, simulate
 from sluice.engine.simulation.profile import ReplicaProfile, StepCosts
 from sluice.engine.simulation.traces import TracedRequest
 from sluice.engine.types import GenerateRequest, SamplingParams
@@ -25,7 +25,7 @@ PROFILE = ReplicaProfile(costs=COSTS, num_blocks=56, max_num_seqs=16, max_num_ba
 VOCABULARY = 64
 
 
-class Clocked:
+class Clocked(Runner):
     """A runner whose steps take what COSTS say, on a clock of its own, which is also the source of requests."""
 
     def __init__(self, requests: list[tuple[float, GenerateRequest]]) -> None:
@@ -175,7 +175,7 @@ def test_the_same_arguments_give_the_same_run() -> None:
     assert (runs[0].e2e_s == runs[1].e2e_s).all()
 
 
-class Listening:
+class Listening(SimulatedRouter):
     """A router in turn that notes what it is told."""
 
     name = "listening"

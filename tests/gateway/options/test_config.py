@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.engine.config import EngineConfig, SchedulerPolicy, Speculation
-from sluice.engine.scheduling.chunks import LARGEST_CHUNK
+from sluice.engine.scheduling.planner import LARGEST_CHUNK
 from sluice.gateway.options.command_line import parse_flags
 from sluice.gateway.options.config import GROUPS, ServeConfig, find_unknown_variables, list_options, read_config
 from sluice.gateway.options.option import OptionError

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from sluice.pipelines.routes.breaker import CircuitBreaker
+from sluice.pipelines.routes.target import CircuitBreaker
 from tests.gateway.routes.serving import (
     PROMPT,
     QUICK,

@@ -13,15 +13,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from sluice.engine.client.counters import NO_STATS
 from sluice.engine.client.supervision import RecoveryCounts
 from sluice.engine.loop.recorder import Step, WorkRecorder
-from sluice.engine.statistics import EngineStats
+from sluice.engine.statistics import NO_STATS, EngineStats
 from sluice.engine.types import EngineInfo, FinishReason
-from sluice.gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
-from sluice.gateway.telemetry.aliases import AliasedRegistry
-from sluice.gateway.telemetry.buckets import BucketFamily
+from sluice.gateway.telemetry.aliases import TABLE, WITHOUT_COUNTERPART, AliasedRegistry
 from sluice.gateway.telemetry.engine import NamedEngine, engine_families
+from sluice.gateway.telemetry.families import BucketFamily
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.gateway.telemetry.page import is_reserved_name
 from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
@@ -102,7 +100,7 @@ def one_process() -> CollectorRegistry:
 
 def two_processes() -> CollectorRegistry:
     counts = WorkerCounts()
-    counts.keep(1, read_counts(counted().registry, 0).families)
+    counts.keep(1, read_counts(counted().registry))
     return SummedRegistry(one_process(), counts)
 
 

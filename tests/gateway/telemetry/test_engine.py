@@ -8,8 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from sluice.engine.client.supervision import RecoveryCounts
-from sluice.engine.statistics import EngineStats
-from sluice.gateway.telemetry.engine import EngineCollector
+from sluice.engine.statistics import EngineStats, HandoverStats, KvTierStats
+from sluice.gateway.telemetry.engine import HANDOVERS, KV_TIERS, EngineCollector
+from sluice.gateway.telemetry.families import DeclaredParts, read_parts
 from sluice.serving.repository.repository import ModelRepository
 from tests import paths
 from tests.gateway.front.http.live import LiveServer
@@ -66,6 +67,37 @@ EXPECTED = {
     "sluice_kv_blocks": 41,
     "sluice_engine_info": 1,
 }
+TIERS = structs.replace(KvTierStats(*range(1, 12), *[True, 12, 13.5, 14, 15]), is_disk_off=True)
+TIERS_EXPECTED = {
+    ("sluice_kv_tier_blocks", "host"): 1,
+    ("sluice_kv_tier_capacity_blocks", "host"): 2,
+    ("sluice_kv_tier_stored_blocks_total", "host"): 3,
+    ("sluice_kv_tier_lost_blocks_total", "host"): 4,
+    ("sluice_kv_tier_hit_blocks_total", "host"): 5,
+    ("sluice_kv_tier_blocks", "disk"): 6,
+    ("sluice_kv_tier_capacity_blocks", "disk"): 7,
+    ("sluice_kv_tier_stored_blocks_total", "disk"): 8,
+    ("sluice_kv_tier_lost_blocks_total", "disk"): 9,
+    ("sluice_kv_tier_hit_blocks_total", "disk"): 10,
+    ("sluice_kv_tier_damaged_blocks_total", ""): 11,
+    ("sluice_kv_tier_disk_off", ""): 1,
+    ("sluice_kv_tier_restored_tokens_total", ""): 12,
+    ("sluice_kv_tier_restore_seconds_total", ""): 13.5,
+    ("sluice_kv_tier_skipped_prefixes_total", "slower"): 14,
+    ("sluice_kv_tier_skipped_prefixes_total", "late"): 15,
+}
+HANDOVER = HandoverStats(1, 2, 3.5, 4, 5, 6.5, 7, 8, 9)
+HANDOVERS_EXPECTED = {
+    ("sluice_kv_handover_blocks_total", "sent"): 1,
+    ("sluice_kv_handover_bytes_total", "sent"): 2,
+    ("sluice_kv_handover_seconds_total", "sent"): 3.5,
+    ("sluice_kv_handover_blocks_total", "received"): 4,
+    ("sluice_kv_handover_bytes_total", "received"): 5,
+    ("sluice_kv_handover_seconds_total", "received"): 6.5,
+    ("sluice_kv_handover_missing_blocks_total", ""): 7,
+    ("sluice_kv_handover_failures_total", ""): 8,
+    ("sluice_kv_handover_late_prompts_total", ""): 9,
+}
 
 
 def scraped(live: LiveServer) -> dict[str, float]:
@@ -114,3 +146,15 @@ def test_every_family_is_documented(live: LiveServer) -> None:
     shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name in scraped(live)}
     assert shown <= documented
     assert engine <= shown
+
+
+@pytest.mark.parametrize(
+    ("declared", "stats", "expected"), [(KV_TIERS, TIERS, TIERS_EXPECTED), (HANDOVERS, HANDOVER, HANDOVERS_EXPECTED)]
+)
+def test_each_number_of_a_part_goes_by_its_own_name(
+    declared: tuple[DeclaredParts[object], ...], stats: object, expected: dict[tuple[str, str], float]
+) -> None:
+    samples = [sample for family in read_parts(declared, {("m",): stats}) for sample in family.samples]
+    assert {each.labels.pop("model") for each in samples} == {"m"}
+    assert {(each.name, "".join(each.labels.values())): each.value for each in samples} == expected
+    assert not [sample for family in read_parts(declared, {}) for sample in family.samples]

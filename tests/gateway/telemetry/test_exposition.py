@@ -9,8 +9,8 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from sluice.gateway.telemetry.buckets import BucketFamily, ValueFamily
 from sluice.gateway.telemetry.exposition import choose_writer
+from sluice.gateway.telemetry.families import BucketFamily, ValueFamily
 from sluice.record.histogram import Histogram
 
 ODD = 'a "name"\\of\nlines, 100 % {odd}'

@@ -7,9 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.options.goodput import parse_targets
-from sluice.gateway.telemetry.buckets import BucketFamily
+from sluice.gateway.telemetry.families import BucketFamily
 from sluice.gateway.telemetry.metrics import GatewayMetrics
-from sluice.gateway.telemetry.tallies import ITL_BUCKETS_S
+from sluice.gateway.telemetry.record import ITL_BUCKETS_S
 from sluice.pipelines.text.types import TextEvent
 from sluice.record.histogram import Histogram
 from sluice.record.spans import parse_traceparent, remote_parent
@@ -215,7 +215,7 @@ async def test_models_and_adapters_beyond_many_have_no_name(
     metrics: GatewayMetrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sluice.gateway.telemetry.metrics.MAX_MODELS", 2)
-    monkeypatch.setattr("sluice.gateway.telemetry.metrics.MAX_ADAPTERS", 1)
+    monkeypatch.setattr("sluice.gateway.telemetry.record.MAX_ADAPTERS", 1)
     for model in ("a", "b", "c", "d", "a"):
         record = metrics.open_request(model, "v2")
         await record.admit(1, 1, f"{model}-poet")

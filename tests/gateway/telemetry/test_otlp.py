@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from queue import Queue
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as messages
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as services
+from opentelemetry.sdk.metrics.export import MetricExporter
 
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
@@ -146,7 +147,7 @@ async def test_a_collector_that_is_away_costs_a_line_in_the_log(caplog: pytest.L
 
         def shutdown(self, timeout_millis: float = 0.0) -> None: ...
 
-    push = OtlpPush(counted(), "gateway", Absent(), 3600.0)
+    push = OtlpPush(counted(), "gateway", cast(MetricExporter, Absent()), 3600.0)
     await push.push()
     await push.push()
     assert len([each for each in caplog.records if "do not reach" in each.message]) == 1

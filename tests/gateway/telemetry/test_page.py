@@ -1,5 +1,8 @@
 """The whole page, with everything on it and with little."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -7,23 +10,23 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.options.telemetry import MetricsSettings
-from sluice.gateway.telemetry.alias_table import TABLE
-from sluice.gateway.telemetry.aliases import AliasedRegistry
+from sluice.gateway.telemetry.aliases import TABLE, AliasedRegistry
 from sluice.gateway.telemetry.custom import CustomMetricRegistry
 from sluice.gateway.telemetry.exposition import write_openmetrics, write_text
 from sluice.gateway.telemetry.machine import GpuSample
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.gateway.telemetry.page import InferenceCollector, MetricsPage, is_reserved_name, latency_options
-from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
-from sluice.gateway.workers.messages import Counts
+from sluice.gateway.workers.counts import Family, SummedRegistry, WorkerCounts, read_counts
 from sluice.serving.backend import CustomMetricKind
 from sluice.serving.batching.scheduled_model import ScheduledModel
 from sluice.serving.latencies import build_latency_recorder
 from sluice.serving.statistics import CacheUsage
-from tests.serving.batching.parts import AtOnceInstance, Client, model_of
+from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, model_of
 
 EVERYTHING = MetricsSettings(allows_gpu=False, has_summaries=True, has_histograms=True, has_triton_infer_aliases=True)
 REMOTE = CacheUsage(None, num_hits=3, num_misses=2, is_up=False, num_errors=5, num_bypassed=7)
+TRITON = Path(__file__).parent / "data" / "triton_metrics.txt"
+"""HELP and TYPE lines of tritonserver 2.51's metrics page."""
 
 
 def served() -> ScheduledModel:
@@ -155,8 +158,8 @@ def whole_registry(*, has_exemplars: bool = True) -> CollectorRegistry:
 def summed(own: CollectorRegistry) -> CollectorRegistry:
     """Return what the host of a worker with the same counts shows."""
     counts = WorkerCounts()
-    packed = msgspec.msgpack.encode(read_counts(whole_registry(), 0))
-    counts.keep(1, msgspec.msgpack.decode(packed, type=Counts).families)
+    packed = msgspec.msgpack.encode(read_counts(whole_registry()))
+    counts.keep(1, msgspec.msgpack.decode(packed, type=list[Family]))
     return SummedRegistry(own, counts)
 
 
@@ -187,3 +190,51 @@ async def test_counters_of_workers_alone_keep_their_names() -> None:
     lines = write_text(summed(CollectorRegistry(auto_describe=False))).decode().splitlines()
     assert "# TYPE nv_inference_count counter" in lines
     assert any(line.startswith("nv_inference_count{") for line in lines)
+
+
+def exposed(*models: ScheduledModel) -> str:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(InferenceCollector(lambda: models))
+    return text_of(registry)
+
+
+def described(text: str) -> Iterator[str]:
+    return (line for line in text.splitlines() if line.startswith("#"))
+
+
+async def test_families_are_those_of_triton_word_by_word() -> None:
+    model = model_of("", AtOnceInstance())
+    model.statistics.cache = CacheUsage(1 << 20)
+    assert list(described(exposed(model))) == list(described(TRITON.read_text()))
+
+
+async def test_values_come_with_model_and_version() -> None:
+    held = HeldInstance()
+    client = Client(model_of('metric_tags { key: "team" value: "a" }', held))
+    client.submit("a", rows=3)
+    client.submit("b")
+    client.submit("c")
+    held.finish()
+    text = exposed(client.model)
+    labels = '_team="a",model="echo",version="1"'
+    assert f"nv_inference_request_success{{{labels}}} 1.0" in text
+    assert f"nv_inference_count{{{labels}}} 3.0" in text
+    assert f"nv_inference_exec_count{{{labels}}} 1.0" in text
+    assert f"nv_inference_pending_request_count{{{labels}}} 1.0" in text
+    assert 'nv_inference_request_failure{_team="a",model="echo",reason="REJECTED",version="1"} 0.0' in text
+    assert "nv_cache" not in text
+
+
+async def test_durations_are_microseconds() -> None:
+    model = model_of("", AtOnceInstance())
+    model.statistics.infer.success.ns = 1_234_567
+    assert 'nv_inference_request_duration_us{model="echo",version="1"} 1234.0' in exposed(model)
+
+
+async def test_an_unloaded_model_takes_its_series_along() -> None:
+    models = [model_of("", AtOnceInstance())]
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(InferenceCollector(lambda: models))
+    assert 'model="echo"' in text_of(registry)
+    models.clear()
+    assert 'model="echo"' not in text_of(registry)

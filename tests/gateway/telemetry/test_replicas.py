@@ -7,8 +7,17 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sluice.engine.fleet.choosing import ReplicaChooser
 from sluice.engine.fleet.client import FleetClient
-from sluice.gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
+from sluice.engine.fleet.handover import HandoverOutcome, PromptHandover, SplitReason
+from sluice.engine.fleet.router import DEFAULT_ROUTING
+from sluice.gateway.telemetry.replicas import (
+    ReplicaCollector,
+    RoutingCollector,
+    ScalePressure,
+    collect_splits,
+    missing_replicas,
+)
 from sluice.pipelines.llm.text import LlmText
 from tests.engine.fleet.simulated import NUM_BLOCKS, Simulation
 from tests.engine.parts import make_request
@@ -91,3 +100,21 @@ def test_pressure_is_the_larger_of_wait_and_memory() -> None:
     pressure.observe([])
     wait(0.0)
     assert pressure.of("m", fleet) == 0.0
+
+
+class _PrefillHandover(PromptHandover):
+    has_prefill_replicas = True
+
+
+def test_decisions_and_outcomes_of_fleets_with_prefill_replicas_are_counted() -> None:
+    fleet, plain = (
+        _PrefillHandover(ReplicaChooser([], DEFAULT_ROUTING)),
+        PromptHandover(ReplicaChooser([], DEFAULT_ROUTING)),
+    )
+    fleet.decisions[SplitReason.SHORT] += 3
+    fleet.outcomes[HandoverOutcome.LATE] += 2
+    samples = [sample for family in collect_splits({"m": fleet, "plain": plain}) for sample in family.samples]
+    assert {each.labels["model"] for each in samples} == {"m"}
+    counted = {tuple(each.labels.values())[1]: each.value for each in samples if each.value}
+    assert counted == {"short": 3.0, "late": 2.0}
+    assert len(samples) == len(SplitReason) + len(HandoverOutcome)

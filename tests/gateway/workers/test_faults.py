@@ -106,6 +106,14 @@ async def test_a_lost_worker_is_replaced_and_the_port_answers_meanwhile(
     await until(lambda: count(server, "sluice_requests_total") == requests + 8)
 
 
+async def test_a_worker_that_hangs_as_it_is_replaced_is_ended(enduring: ServerProcess) -> None:
+    victim = enduring.workers()[0]
+    victim.suspend()
+    enduring.process.send_signal(signal.SIGHUP)
+    await until(lambda: not victim.is_running())
+    await until(lambda: len(enduring.workers()) == count(enduring, "sluice_http_workers") == 2)
+
+
 async def test_a_resumable_stream_outlives_the_worker_that_it_came_through(enduring: ServerProcess) -> None:
     body = {**PROMPT, "max_tokens": 3000, "stream": True}
     async with httpx.AsyncClient(base_url=enduring.base_url, timeout=PATIENCE_S) as client:

@@ -1,128 +1,72 @@
-"""The parts of workers alone: wires, the choice of who answers, sums of metrics, quotas of several processes."""
+"""The parts of workers alone: who answers, HTTP between processes, sums of metrics, quotas of several processes."""
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice.gateway.front.http.access import count_writer
+from sluice.gateway.front.http.protocol import NAMES_AS_SENT
 from sluice.gateway.front.http.sse import EventStreamResponse, push_all
 from sluice.gateway.front.listeners import ListenError, listen, listen_together, listener_url
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.gateway.tenancy.access.identity import QuotaLimits
 from sluice.gateway.tenancy.quotas.account import Charge, Hold, Refusal, make_party
 from sluice.gateway.tenancy.quotas.store import MemoryQuotas
-from sluice.gateway.workers import dispatch
-from sluice.gateway.workers.answering import ForwardedServer
-from sluice.gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
-from sluice.gateway.workers.dispatch import Dispatch
-from sluice.gateway.workers.forwarding import HostApplication
-from sluice.gateway.workers.messages import Counts, Decision, OfRequest, Piece, Reserve, Settle
-from sluice.gateway.workers.quotas import HostQuotas, QuotaDesk
+from sluice.gateway.workers import worker as dispatch
+from sluice.gateway.workers.counts import Family, SummedRegistry, WorkerCounts, read_counts
+from sluice.gateway.workers.models import Wanted, WorkerModels
+from sluice.gateway.workers.private import Peer, PrivateRoute, PrivateServer
+from sluice.gateway.workers.quotas import HostQuotas, QuotaDesk, Reserve, Settle
 from sluice.gateway.workers.slot import Slot, WorkerMaker
-from sluice.gateway.workers.wire import Wire
-
-DECODER: "msgspec.msgpack.Decoder[OfRequest]" = msgspec.msgpack.Decoder(OfRequest)
-
-
-# --- wires ---
-
-
-@given(st.lists(st.binary(max_size=300), max_size=12), st.integers(1, 64))
-def test_messages_arrive_whole_however_they_are_cut(bodies: list[bytes], size: int) -> None:
-    async def check() -> None:
-        wire = Wire[OfRequest](DECODER)
-        wire.connection_made(_Paused())
-        encoded = [msgspec.msgpack.encode(Piece(body, is_last=True)) for body in bodies]
-        data = b"".join(len(each).to_bytes(4) + each for each in encoded)
-        for start in range(0, len(data), size):
-            wire.data_received(data[start : start + size])
-        wire.connection_lost(None)
-        read = []
-        while (message := await wire.read()) is not None:
-            assert isinstance(message, Piece)
-            read.append(message.body)
-        assert read == bodies
-
-    asyncio.run(check())
-
-
-class _Paused(asyncio.Transport):
-    """A transport that goes nowhere."""
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-
-@pytest.fixture
-async def wires() -> AsyncIterator[tuple[Wire[OfRequest], Wire[OfRequest]]]:
-    """Two ends of one connection."""
-    loop = asyncio.get_running_loop()
-    ends = []
-    for each in socket.socketpair():
-        each.setblocking(False)
-        _, wire = await loop.create_connection(lambda: Wire[OfRequest](DECODER), sock=each)
-        ends.append(wire)
-    yield ends[0], ends[1]
-    for wire in ends:
-        wire.close()
-
-
-async def test_a_slow_reader_holds_its_writer_back(wires: tuple[Wire[OfRequest], Wire[OfRequest]]) -> None:
-    mine, theirs = wires
-    num_written = 0
-
-    async def write() -> None:
-        nonlocal num_written
-        for _ in range(400):
-            await mine.write(Piece(bytes(1 << 16), is_last=False))
-            num_written += 1
-
-    writing = asyncio.create_task(write())
-    await asyncio.sleep(0.3)
-    assert num_written < 100
-    for _ in range(400):
-        assert await theirs.read() is not None
-    await writing
-
-
-async def test_an_end_that_closes_is_noticed(wires: tuple[Wire[OfRequest], Wire[OfRequest]]) -> None:
-    mine, theirs = wires
-    reading = asyncio.create_task(mine.read())
-    await asyncio.sleep(0)
-    theirs.close()
-    assert await reading is None
-    await mine.wait_closed()
-    await mine.write(Piece(b"", is_last=True))  # into nothing
-
+from sluice.gateway.workers.worker import Dispatch
 
 # --- who answers ---
 
 
 class Client:
-    """A request, and who has answered it with which body."""
+    """A request whose client stays until it `is_gone`; who has answered it with which body, and what was `sent`."""
 
-    def __init__(self, *pieces: bytes, headers: dict[str, str] | None = None, method: str = "POST") -> None:
+    def __init__(self, *pieces: bytes, headers: dict[str, str] | None = None, **scope: Any) -> None:
         self._pieces = list(pieces)
         self.answered: tuple[str, bytes] | None = None
-        named = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        self.scope: Scope = {"type": "http", "method": method, "path": "/v1/completions", "headers": named}
+        self.sent: list[Message] = []
+        self.is_gone = asyncio.Event()
+        self.scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/completions",
+            "raw_path": b"/x%20y",
+            "query_string": b"a=1",
+            "http_version": "1.1",
+            "client": ("10.0.0.7", 4711),
+            "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
+            **scope,
+        }
 
     async def receive(self) -> Message:
-        if not self._pieces:
-            return {"type": "http.disconnect"}
-        return {"type": "http.request", "body": self._pieces.pop(0), "more_body": bool(self._pieces)}
+        if self._pieces:
+            return {"type": "http.request", "body": self._pieces.pop(0), "more_body": bool(self._pieces)}
+        await self.is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(each.get("body", b"") for each in self.sent)
 
     def app(self, name: str) -> Any:
         async def answer(scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,9 +81,25 @@ class Client:
         return answer
 
     async def ask(self) -> str:
-        await Dispatch(self.app("worker"), self.app("host"), {"rill"})(self.scope, self.receive, _ignore)
+        await dispatch_to(self.app("worker"), self.app("host"))(self.scope, self.receive, _ignore)
         assert self.answered is not None
         return self.answered[0]
+
+
+@dataclass
+class Served:
+    """The models of a worker: version 2 of one."""
+
+    is_whole: bool
+    wanted: Wanted
+
+    def serves(self, name: str, version: str = "") -> bool:
+        return name == "rill" and version in ("", "2")
+
+
+def dispatch_to(worker: ASGIApp, host: ASGIApp, lacks: str = "") -> Dispatch:
+    wanted = Wanted(takes_v2=lacks != "takes_v2", takes_rag=lacks != "takes_rag")
+    return Dispatch(worker, host, cast(WorkerModels, Served(lacks != "is_whole", wanted)))
 
 
 async def _ignore(message: Message) -> None: ...
@@ -156,6 +116,32 @@ async def test_a_worker_answers_for_its_models_alone() -> None:
     assert await Client(b"").ask() == "host"
     assert await Client(b'{"model": "rill"}', headers={"idempotency-key": "a"}).ask() == "host"
     assert await Client(b'{"model": "rill"}', method="GET").ask() == "host"
+
+
+@pytest.mark.parametrize(
+    ("path", "answerer", "needs"),
+    [
+        ("/v2/models/rill/infer", "worker", "takes_v2"),
+        ("/v2/models/rill/versions/2/generate_stream", "worker", "takes_v2"),
+        ("/v2/models/rill/versions/1/infer", "host", ""),
+        ("/v2/models/other/infer", "host", ""),
+        ("/v2/repository/models/rill/load", "host", ""),
+        ("/v2/models/rill/trace/setting", "host", ""),
+        ("/v1/rag/docs/query", "worker", "takes_rag"),
+        ("/v1/rag/docs/search", "worker", "is_whole"),
+        ("/v1/rag/docs/documents", "host", ""),
+        ("/v1/files", "host", ""),
+        ("/v1/responses", "host", ""),
+    ],
+)
+async def test_a_path_names_its_model_or_is_the_hosts(path: str, answerer: str, needs: str) -> None:
+    client = Client(b"{}", path=path)
+    assert await client.ask() == answerer
+    if needs:
+        client = Client(b"{}", path=path)
+        lacking = dispatch_to(client.app("worker"), client.app("host"), needs)
+        await lacking(client.scope, client.receive, _ignore)
+        assert client.answered == ("host", b"{}")
 
 
 async def test_a_body_in_pieces_reaches_whoever_answers_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +171,7 @@ async def test_a_client_that_stops_sending_is_the_hosts(monkeypatch: pytest.Monk
         assert await receive() == {"type": "http.request", "body": b"{", "more_body": True}
         reached.set()
 
-    await Dispatch(_ignore_request, host, {"rill"})(Client().scope, receive, _ignore)
+    await dispatch_to(_ignore_request, host)(Client().scope, receive, _ignore)
     assert reached.is_set()
 
 
@@ -193,11 +179,52 @@ async def _ignore_request(scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError("nobody knows the model")
 
 
-# --- what the host answers ---
+# --- HTTP between processes ---
 
 
-async def test_the_host_s_event_streams_are_whole_and_counted(tmp_path: Path) -> None:
-    frames, counted, sent = [b"data: %d\n\n" % number for number in range(200)], list[bytes](), list[Message]()
+@asynccontextmanager
+async def serving(app: ASGIApp | None, folder: Path, routes: Mapping[str, PrivateRoute] = {}) -> AsyncIterator[Peer]:
+    """Another process, as it is asked."""
+    server, peer = PrivateServer(folder / "host", routes, app), Peer(folder / "host")
+    server.start()
+    yield peer
+    peer.close()
+    await server.stop(1.0)
+
+
+async def test_a_request_passes_with_its_client_and_its_headers_as_they_were_sent(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        names = scope["extensions"][NAMES_AS_SENT]["names"]
+        seen.append((scope["raw_path"], scope["query_string"], scope["client"], scope["headers"], names))
+        body, has_more = b"", True
+        while has_more:
+            message = await receive()
+            body, has_more = body + message["body"], message["more_body"]
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"x-of-host", b"yes")]})
+        await send({"type": "http.response.body", "body": body})
+
+    names = [b"Host", b"X-Own"]
+    fixed = [(b"host", b"h"), (b"x-own", b"1")]
+    async with serving(app, tmp_path) as peer:
+        for framing in ([(b"transfer-encoding", b"chunked")], [(b"content-length", b"400000")]):
+            extensions = {NAMES_AS_SENT: {"names": [*names, framing[0][0].title()]}}
+            request = Client(bytes(100_000), b"x" * 300_000, extensions=extensions)
+            request.scope["headers"] = fixed + framing
+            await peer(request.scope, request.receive, request.send)
+            assert request.sent[0]["status"] == 201
+            assert (b"x-of-host", b"yes") in request.sent[0]["headers"]
+            assert request.body == bytes(100_000) + b"x" * 300_000
+    for raw_path, query, client, headers, sent in seen:
+        assert (raw_path, query, client) == (b"/x%20y", b"a=1", ("10.0.0.7", 4711))
+        assert headers[:2] == fixed
+        assert sent[:2] == names
+        assert len(sent) == len(headers)
+
+
+async def test_an_event_stream_passes_whole_and_counted(tmp_path: Path) -> None:
+    frames, counted = [b"data: %d\n\n" % number for number in range(200)], list[bytes]()
 
     async def generate() -> AsyncGenerator[bytes, None]:
         for each in frames:
@@ -207,22 +234,50 @@ async def test_the_host_s_event_streams_are_whole_and_counted(tmp_path: Path) ->
         count_writer(counted.append, scope["extensions"])
         await EventStreamResponse(partial(push_all, generate()), lambda error: b"")(scope, receive, send)
 
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    async def receive() -> Message:
-        if sent:
-            await asyncio.Event().wait()  # the client stays
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    host, worker = ForwardedServer(app, tmp_path / "host"), HostApplication(str(tmp_path / "host"))
-    await host.start()
-    scope = {**Client().scope, "raw_path": b"/", "query_string": b"", "http_version": "1.1"}
-    await worker(scope, receive, send)
-    worker.close()
-    await host.stop(1.0)
-    assert b"".join(each.get("body", b"") for each in sent) == b"".join(frames)
+    async with serving(app, tmp_path) as peer:
+        request = Client(b"")
+        await peer(request.scope, request.receive, request.send)
+    assert request.body == b"".join(frames)
     assert b"".join(counted) == b"".join(frames[1:])  # the first one comes with the answer's head, as a message
+
+
+async def test_a_client_that_leaves_is_gone_for_the_host_too(tmp_path: Path) -> None:
+    has_begun, is_gone = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        has_begun.set()
+        assert (await receive())["type"] == "http.disconnect"
+        is_gone.set()
+
+    async with serving(app, tmp_path) as peer:
+        request = Client(b"")
+        passing = asyncio.create_task(peer(request.scope, request.receive, request.send))
+        await has_begun.wait()
+        request.is_gone.set()
+        await passing
+        await is_gone.wait()
+    assert not request.sent
+
+
+async def test_a_host_that_is_away_is_unavailable_and_one_that_breaks_cuts_the_answer(tmp_path: Path) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"some", "more_body": True})
+        raise RuntimeError
+
+    async with serving(app, tmp_path) as peer:
+        request = Client(b"")
+        with pytest.raises(ConnectionError):
+            await peer(request.scope, request.receive, request.send)
+        assert request.body == b"some"
+        with pytest.raises(ConnectionError):
+            await peer.ask("nothing", None, int)
+    request = Client(b"")
+    await peer(request.scope, request.receive, request.send)
+    assert request.sent[0]["status"] == 503
+    with pytest.raises(OSError):
+        await peer.ask("nothing", None, int)
 
 
 # --- metrics ---
@@ -246,8 +301,8 @@ def test_counts_of_workers_that_have_ended_stay_and_gauges_go() -> None:
         each.requests.labels("b").inc(number)
         each.times.observe(1.5)
         each.open.set(number)
-        counts.keep(number, read_counts(each.registry, 0).families)
-    counts.keep(1, read_counts(workers[0].registry, 0).families)  # again: it says all since its start
+        counts.keep(number, read_counts(each.registry))
+    counts.keep(1, read_counts(workers[0].registry))  # again: it says all since its start
     summed = SummedRegistry(host.registry, counts)
     expected = {("sluice_requests_total", "a"): 31, ("sluice_requests_total", "b"): 3, ("sluice_open", ""): 3}
     expected |= {("sluice_times_count", ""): 2, ("sluice_times_sum", ""): 3}
@@ -277,8 +332,8 @@ def test_the_latest_exemplar_of_several_processes_stays() -> None:
         tally.request_duration.add_traced(0.02, {"trace_id": f"{number}" * 32, "span_id": "ab" * 8}, 100.0 + age)
         registries.append(metrics.registry)
     for number, registry in enumerate(registries[1:]):
-        packed = msgspec.msgpack.encode(read_counts(registry, 0))
-        counts.keep(number, msgspec.msgpack.decode(packed, type=Counts).families)
+        packed = msgspec.msgpack.encode(read_counts(registry))
+        counts.keep(number, msgspec.msgpack.decode(packed, type=list[Family]))
     text = openmetrics_latest(SummedRegistry(registries[0], counts)).decode()  # type: ignore[no-untyped-call]
     assert text.count("trace_id") == 1
     [line] = [line for line in text.splitlines() if "trace_id" in line]
@@ -290,7 +345,7 @@ def test_the_latest_exemplar_of_several_processes_stays() -> None:
 
 
 class Desk:
-    """Workers that ask one host, whose messages arrive in the order in which they were sent."""
+    """Workers that ask one host."""
 
     def __init__(self, limits: QuotaLimits) -> None:
         self.now = 1_000_000_000
@@ -301,20 +356,17 @@ class Desk:
 
     def connect(self) -> tuple[HostQuotas, QuotaDesk]:
         desk = QuotaDesk(self.store)
-        tasks = []
 
-        def send(message: Reserve | Settle) -> None:
-            if isinstance(message, Settle):
-                desk.settle(message)
-            else:
-                tasks.append(asyncio.ensure_future(answer(message)))
+        async def ask(route: str, question: Reserve | Settle, answer: type[Any]) -> Any:
+            sent = msgspec.msgpack.encode(question)
+            await asyncio.sleep(0)
+            if route == "settle":
+                return desk.settle(msgspec.msgpack.decode(sent, type=Settle))
+            decision = await desk.reserve(msgspec.msgpack.decode(sent, type=Reserve))
+            await asyncio.sleep(0)
+            return msgspec.msgpack.decode(msgspec.msgpack.encode(decision), type=answer)
 
-        async def answer(message: Reserve) -> None:
-            decision = msgspec.msgpack.decode(msgspec.msgpack.encode(await desk.reserve(message)), type=Decision)
-            worker.decide(decision)
-
-        worker = HostQuotas(send)
-        return worker, desk
+        return HostQuotas(cast(Peer, SimpleNamespace(ask=ask)), 1), desk
 
 
 async def test_workers_share_one_limit() -> None:
@@ -342,6 +394,7 @@ async def test_what_was_reserved_is_settled_and_shown_to_the_worker() -> None:
     assert accounts[0].day_tokens == 60
     assert isinstance(await worker.reserve(accounts, Charge(tokens=60), held), Refusal)
     worker.settle(accounts, held, [20], 0)
+    await worker.close()
     [account] = desk.store.accounts()
     assert (account.day_tokens, account.num_streams) == (20, 0)
 
@@ -365,10 +418,22 @@ async def test_a_request_that_ends_before_its_answer_gives_it_back() -> None:
     await asyncio.sleep(0)
     asking.cancel()
     await asyncio.wait((asking,))
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await worker.close()
     [account] = desk.store.accounts()
     assert account.num_streams == 0
+
+
+async def test_a_later_charge_of_a_settled_request_counts_nothing() -> None:
+    desk = Desk(QuotaLimits(tokens_per_day=100))
+    worker, kept = desk.connect()
+    accounts = (worker.open(desk.party),)
+    hold = await worker.reserve(accounts, Charge(requests=1, streams=1), None)
+    assert isinstance(hold, Hold)
+    assert isinstance(hold.place, int)
+    kept.settle(Settle(1, hold.place, [0], 0))
+    await kept.reserve(Reserve(1, [desk.party], Charge(tokens=60), hold.place))  # it was on its way
+    [account] = desk.store.accounts()
+    assert account.day_tokens == 0
 
 
 # --- starts ---

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import onnx
 import openai
 import psutil
 import pytest
@@ -15,8 +17,10 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from sluice.cli.keys.command import command as keys_command
 from tests.gateway.workers.servers import PROMPT, WORKERS, count, fetch_metrics
-from tests.server_process import MODEL, ServerProcess, StartServer, running_server
-from tests.waiting import PATIENCE_S, until
+from tests.server_process import MODEL, ServerProcess, StartServer, running_bundled, running_command, running_server
+from tests.serving.backends.onnxruntime.parts import one_op
+from tests.serving.repository.small_models import write_python
+from tests.waiting import PATIENCE_S, until, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +51,123 @@ def test_answers_equal_those_of_one_process(shared: ServerProcess, server: Serve
         assert text == expected.choices[0].message.content
 
 
-def test_workers_generate_without_the_host(shared: ServerProcess) -> None:
-    host = psutil.Process(shared.pid)
+def answer_alone(server: ServerProcess, path: str, body: dict[str, Any]) -> httpx.Response | None:
+    """Return a worker's own answer, while the host does not run; None where it would need the host."""
+    host = psutil.Process(server.pid)
     host.suspend()
     try:
-        for _ in range(8):  # each on a connection of its own, so that both workers have some
-            assert httpx.post(f"{shared.base_url}/v1/completions", json=PROMPT, timeout=PATIENCE_S).status_code == 200
-        with pytest.raises(httpx.ReadTimeout):
-            httpx.get(f"{shared.base_url}/v1/models", timeout=0.5)
+        return httpx.post(f"{server.base_url}{path}", json=body, timeout=3)  # on a connection of its own
+    except httpx.ReadTimeout:
+        return None
     finally:
         host.resume()
+
+
+def test_workers_generate_without_the_host(shared: ServerProcess) -> None:
+    for _ in range(8):  # so that both workers have some
+        answer = answer_alone(shared, "/v1/completions", PROMPT)
+        assert answer is not None
+        assert answer.status_code == 200
+    assert answer_alone(shared, "/v1/files", {}) is None
     assert httpx.get(f"{shared.base_url}/v1/models", timeout=PATIENCE_S).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server of all that `sluice serve` serves by itself."""
+    folder = tmp_path_factory.mktemp("bundled")
+    with running_bundled(folder / "log", WORKERS, f"--rag-store={folder / 'rag.sqlite'}") as running:
+        running.wait_ready()
+        wait_until(lambda: "documentation read" in running.log)  # meanwhile the host answers questions to documents
+        yield running
+
+
+_QUESTION = {"messages": [{"role": "user", "content": "What is a worker?"}], "max_tokens": 8, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"model": "rag_pipeline", **_QUESTION}),
+        ("/v1/chat/completions", {"model": "rag_pipeline", "stream": True, **_QUESTION}),
+        ("/v1/rag/sluice/query", {"question": "What is a worker?", "max_tokens": 8, "temperature": 0}),
+        ("/v1/rag/sluice/search", {"question": "What is a worker?"}),
+        ("/v1/embeddings", {"model": "query_encoder", "input": "worker"}),
+        ("/v2/models/rill/generate", {"text_input": "Once", "max_tokens": 8, "temperature": 0}),
+        ("/v2/models/rill/generate_stream", {"text_input": "Once", "max_tokens": 8, "temperature": 0}),
+        (
+            "/v2/models/query_encoder/infer",
+            {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": ["worker"]}]},
+        ),
+    ],
+)
+def test_workers_answer_for_all_models_without_the_host(
+    bundled: ServerProcess, path: str, body: dict[str, Any]
+) -> None:
+    alone = wait_until(lambda: answer_alone(bundled, path, body))
+    through_host = httpx.post(
+        f"{bundled.base_url}{path}", json=body, headers={"idempotency-key": os.urandom(8).hex()}, timeout=PATIENCE_S
+    )
+    assert alone.status_code == through_host.status_code == 200
+    assert len(alone.content) > 50
+
+
+_ENSEMBLE = """
+platform: "ensemble"
+input [ { name: "x" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ -1, 2 ] } ]
+ensemble_scheduling { step [ { model_name: "changing" model_version: -1
+  input_map { key: "x" value: "x" } output_map { key: "y" value: "y" } } ] }
+"""
+
+
+def test_a_model_is_loaded_replaced_and_unloaded_for_all_workers(tmp_path: Path) -> None:
+    models, names = tmp_path / "models", ("changing", "chain", "kept")
+    for name in names[:2]:
+        (models / name / "1").mkdir(parents=True)
+    (models / "chain" / "config.pbtxt").write_text(_ENSEMBLE)
+    onnx.save(one_op("Neg"), models / "changing" / "1" / "model.onnx")
+    write_python(models / "kept", ("x", "FP32 [ 2 ]"), ("y", "FP32 [ 2 ]"), "given", 8)
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, -2.0]}]}
+    arguments = (
+        f"--model-repository={models}",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+        f"--trace-config=triton,file={tmp_path / 'traces'}",
+    )
+    with running_command(tmp_path / "log", *arguments, WORKERS) as server:
+        server.wait_ready()
+
+        def infer(name: str) -> list[Any]:
+            """Ask on connections of their own, so that both workers and maybe the host are asked."""
+            answers = [
+                httpx.post(f"{server.base_url}/v2/models/{name}/infer", json=body, timeout=PATIENCE_S) for _ in range(6)
+            ]
+            return [each.json()["outputs"][0]["data"] if each.is_success else each.status_code for each in answers]
+
+        def change(name: str, action: str) -> None:
+            httpx.post(f"{server.base_url}/v2/repository/models/{name}/{action}", timeout=PATIENCE_S).raise_for_status()
+
+        assert [infer(each) for each in names] == [[[-1.0, 2.0]] * 6, [[-1.0, 2.0]] * 6, [[1.0, -2.0]] * 6]
+        assert answer_alone(server, "/v2/models/chain/infer", body) is not None
+        assert answer_alone(server, "/v2/models/kept/infer", body) is None
+        rows = httpx.get(f"{server.base_url}/v2/models/changing/stats", timeout=PATIENCE_S).json()["model_stats"]
+        assert rows[0]["inference_count"] == 13
+        assert rows[0]["batch_stats"][0]["compute_infer"]["count"] == rows[0]["execution_count"]
+        onnx.save(one_op("Abs"), models / "changing" / "1" / "model.onnx")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "all 2 HTTP workers are replaced" in server.log)
+        assert infer("changing") == infer("chain") == [[-1.0, 2.0]] * 6  # the host has not loaded the other file
+        change("changing", "load")
+        assert infer("changing") == infer("chain") == [[1.0, 2.0]] * 6
+        change("changing", "unload")
+        assert infer("changing") == infer("chain") == [404] * 6
+        change("chain", "load")
+        assert infer("chain") == [[1.0, 2.0]] * 6
+        wait_until(lambda: answer_alone(server, "/v2/models/chain/infer", body))
+        traced = {"trace_level": ["TIMESTAMPS"], "trace_rate": "1"}
+        httpx.post(f"{server.base_url}/v2/trace/setting", json=traced, timeout=PATIENCE_S).raise_for_status()
+        assert answer_alone(server, "/v2/models/chain/infer", body) is None
 
 
 @pytest.mark.parametrize(
@@ -80,6 +190,7 @@ def test_workers_generate_without_the_host(shared: ServerProcess) -> None:
             {"model": MODEL, "prompt": "Once", "stream": False, "options": {"num_predict": 3, "temperature": 0}},
         ),
         ("OPTIONS", "/v1/models", None),
+        ("POST", "/private/reserve", {"worker": 1}),
     ],
 )
 def test_every_route_answers_as_in_one_process(
@@ -112,10 +223,10 @@ def test_garbage_is_refused_in_the_protocols_shape(shared: ServerProcess) -> Non
 
 
 async def test_a_forwarded_stream_ends_with_its_client(shared: ServerProcess) -> None:
-    body = {"text_input": "Once", "max_tokens": 30_000, "ignore_eos": True}
+    body = {**PROMPT, "max_tokens": 30_000, "stream": True, "user": "x" * (1 << 20)}
     async with (
         httpx.AsyncClient(base_url=shared.base_url, timeout=PATIENCE_S) as client,
-        client.stream("POST", f"/v2/models/{MODEL}/generate_stream", json=body) as answer,
+        client.stream("POST", "/v1/completions", json=body) as answer,
     ):
         async for _ in answer.aiter_lines():
             break

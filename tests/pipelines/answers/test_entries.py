@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.engine.types import FinishReason, Grammar, GrammarKind
-from sluice.pipelines.answers.entries import (
+from sluice.pipelines.answers.cache import (
     decode_event,
     decode_vectors,
     encode_event,

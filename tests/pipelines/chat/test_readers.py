@@ -11,8 +11,16 @@ import pytest
 from sluice.engine.types import FinishReason
 from sluice.pipelines.chat.formats import parse_tools
 from sluice.pipelines.chat.registry import find_formats, reasoning_formats, tool_formats
-from sluice.pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
-from sluice.pipelines.text.types import TextDetail, TextEvent
+from sluice.pipelines.text.types import (
+    AnswerText,
+    CallArguments,
+    CallStart,
+    ChatReader,
+    Part,
+    ReasoningText,
+    TextDetail,
+    TextEvent,
+)
 from tests.errors import error_of
 from tests.paths import ROOT
 from tests.pipelines.chat.samples import CANONICAL, ONE_CALL, OTHERS, TOOLS, Answer, Sample

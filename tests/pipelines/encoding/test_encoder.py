@@ -1,4 +1,4 @@
-"""Models of a repository as encoders: their inputs and outputs, and errors of models that are no encoders."""
+"""Lookup of a repository as encoders: their inputs and outputs, and errors of models that are no encoders."""
 
 import asyncio
 import json
@@ -22,6 +22,7 @@ from sluice.serving.spec import build_spec
 from sluice.serving.tensors.tensor import Array, Tensor
 from tests import paths
 from tests.pipelines.rag.bundled import copy_models, serving, write_config
+from tests.serving.backends.builders import Lookup
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -85,20 +86,8 @@ class TextModel(Model):
         self.retire()
 
 
-class Models:
-    """A lookup with one model, or none."""
-
-    def __init__(self, model: Model | None) -> None:
-        self.model = model
-
-    def find(self, name: str, version: int = -1) -> Model:
-        if self.model is None or name != self.model.name:
-            raise SluiceError(ErrorCode.NOT_FOUND, f"there is no '{name}'")
-        return self.model
-
-
 def encoder_of(model: Model) -> TextEncoder:
-    return TextEncoder(Models(model), "mine")
+    return TextEncoder(Lookup(model), "mine")
 
 
 def expected(*texts: str) -> Array:
@@ -230,7 +219,7 @@ async def test_the_first_failure_ends_the_others_and_names_the_encoder() -> None
 
 
 async def test_a_model_that_does_not_serve_is_named() -> None:
-    encoder = TextEncoder(Models(None), "gone")
+    encoder = TextEncoder(Lookup(), "gone")
     for call in (encoder.dim(), encoder.encode_query("x"), encoder.encode_documents(["x"]), encoder.token_starts("x")):
         with pytest.raises(SluiceError, match="'gone'") as caught:
             await call
@@ -238,10 +227,10 @@ async def test_a_model_that_does_not_serve_is_named() -> None:
 
 
 async def test_a_reload_is_seen() -> None:
-    models = Models(TextModel(dims=(DIM,)))
+    models = Lookup(TextModel(dims=(DIM,)))
     encoder = TextEncoder(models, "mine")
     assert await encoder.dim() == DIM
-    models.model = TextModel(dims=(7,))
+    models.models["mine"] = TextModel(dims=(7,))
     assert await encoder.dim() == 7
 
 

@@ -18,7 +18,7 @@ from sluice.pipelines.encoding.encoder import QUERY_PREFIX, TO_THE_MODEL, Embedd
 from sluice.pipelines.encoding.llm_encoder import LlmEncoder
 from sluice.pipelines.llm.pooling import EmbeddingSettings, PoolingMode, read_embedding_settings
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.llm.text_models import load_text
 from sluice.pipelines.text.types import TextRequest
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.paths import MODELS

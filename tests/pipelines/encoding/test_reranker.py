@@ -15,8 +15,9 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.encoding.reranker import LlmReranker, ModelReranker, PairTokenizer
 from sluice.pipelines.llm.text import LlmText
 from sluice.serving.model import Model
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.onnxruntime import parts as onnx_parts
-from tests.serving.backends.python.parts import Lookup, loaded, write_model
+from tests.serving.backends.python.parts import loaded, write_model
 
 PASSAGES = ["one", "two words", "now three words"]
 

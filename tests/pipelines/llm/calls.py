@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sluice.pipelines.llm.model import LlmModel
+from sluice.pipelines.text.stream import StreamRecord
 from sluice.pipelines.text.types import TextEvent
 from sluice.serving.model import infer_one, infer_stream
 from sluice.serving.request import InferRequest, InferResponse
@@ -16,7 +17,7 @@ from tests.engine.fake_runner import echo_next
 VOCAB_SIZE = 4096
 
 
-class Record:
+class Record(StreamRecord):
     """Keeps the events of a measured request."""
 
     def __init__(self, model: str, protocol: str) -> None:

@@ -1,7 +1,6 @@
 """From a model folder to answers: a real checkpoint, computed exactly, in an engine process of its own."""
 
 import asyncio
-import gc
 import json
 import os
 import shutil
@@ -9,7 +8,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,21 +29,17 @@ from sluice.pipelines.text.types import SamplingOverrides, TextRequest
 from sluice.serving.backend import BackendContext
 from sluice.serving.config.completion import fill_defaults
 from sluice.serving.config.validation import check_structure, check_tensors
-from sluice.serving.model import Model, infer_one
+from sluice.serving.model import infer_one
 from sluice.serving.spec import ModelSource
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.pipelines.llm.calls import Record, ask, outputs, request, responses
 from tests.pipelines.llm.conftest import SEED_CONFIGS
 from tests.pulled import collected
+from tests.serving.backends.builders import Lookup
 from tests.serving.config.parts import parse_config, read_config
 from tests.waiting import PATIENCE_S, until
 
 PROMPT = "What is a sluice for?"
-
-
-class NoModels:
-    def find(self, name: str, version: int = -1) -> Model:
-        raise AssertionError("an LLM calls no other model")
 
 
 def engine_config(path: str, runtime: Runtime | None = None) -> EngineConfig:
@@ -52,7 +47,7 @@ def engine_config(path: str, runtime: Runtime | None = None) -> EngineConfig:
 
 
 SERVICES = LlmServices(engine_config, Record)
-CONTEXT = BackendContext(NoModels())
+CONTEXT = BackendContext(Lookup())
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +202,7 @@ from tests.engine.in_process_client import InProcessEngineClient
 from sluice.engine.config import EngineConfig, Runtime
 from sluice.pipelines.llm.services import LlmServices
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.llm.text_models import load_text
 def load(name):
     return load_text(LlmText, name, Path({str(rill_path)!r}), InProcessEngineClient(EngineConfig(model_path="")))
 with ThreadPoolExecutor(4) as pool:
@@ -215,14 +210,6 @@ with ThreadPoolExecutor(4) as pool:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout == "4\n", done.stderr
-
-
-@pytest.fixture
-def without_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
 
 
 class TestServing:

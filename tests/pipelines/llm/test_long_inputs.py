@@ -11,7 +11,7 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.llm import values
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.text import tokenizer
-from sluice.pipelines.text.text_tensors import MAX_MESSAGES
+from sluice.pipelines.text.tensor_model import MAX_MESSAGES
 from sluice.serving.request import InferRequest
 from sluice.serving.tensors import byte_strings
 from sluice.serving.tensors.tensor import Tensor

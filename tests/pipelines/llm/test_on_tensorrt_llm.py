@@ -18,9 +18,9 @@ from sluice.pipelines.llm.backend import LlmBackend, load_checkpoint
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.llm.services import LlmServices
 from sluice.serving.backend import BackendContext
-from sluice.serving.model import Model
 from sluice.serving.spec import ModelSource
 from tests.pipelines.llm.calls import Record, ask
+from tests.serving.backends.builders import Lookup
 from tests.serving.config.parts import parse_config
 from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.model_folders import BUILT, make_checkpoint, make_compiled_engine
@@ -30,11 +30,6 @@ from tests.waiting import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 PATIENT = LlmServices(heartbeat_timeout_s=PATIENCE_S)
-
-
-class NoModels:
-    def find(self, name: str, version: int = -1) -> Model:
-        raise AssertionError("an LLM calls no other model")
 
 
 BOTH_VERSIONS = pytest.mark.parametrize("version", ["1.2.1", "1.3.0"], indirect=True)
@@ -67,7 +62,7 @@ def source(folder: Path, **parameters: str) -> ModelSource:
 @asynccontextmanager
 async def loaded(found: ModelSource, services: LlmServices = PATIENT) -> AsyncIterator[LlmModel]:
     """As the repository loads it, with a heartbeat that a busy machine keeps to."""
-    context = BackendContext(NoModels())
+    context = BackendContext(Lookup())
     backend = LlmBackend(services)
     complete = ModelSource(found.folder, found.version, await backend.complete(found, context))
     async with asyncio.timeout(PATIENCE_S):

@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sluice.engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
 from sluice.errors import SluiceError
 from sluice.pipelines.llm import parameters
-from sluice.pipelines.llm.openvino_parameters import OPENVINO_RULES
+from sluice.pipelines.llm.executor_parameters import OPENVINO_RULES
 from sluice.pipelines.llm.parameters import apply_parameters, excludes_input, parameter_texts
 from tests.pipelines.llm.parameter_checks import check_fields, check_fields_and_note, check_refused
 

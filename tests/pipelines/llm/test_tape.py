@@ -10,7 +10,7 @@ from typing import Any
 from sluice.engine.client.stream import Consumer
 from sluice.engine.types import EventDetail, FinishReason, TokenEvent
 from sluice.pipelines.llm.tape import Tape, TapedGeneration, TextTape
-from sluice.pipelines.text.consumers import Called, give
+from sluice.pipelines.text.stream import Called, give
 from tests.waiting import PATIENCE_S
 
 LENGTHS = (5, 9, 3)

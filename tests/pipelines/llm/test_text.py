@@ -24,7 +24,7 @@ from sluice.engine.types import (
 )
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.llm.text_models import load_text
 from sluice.pipelines.text.sampling import SamplingDefaults, tokenize_bad_words
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.pipelines.text.types import (

@@ -19,13 +19,13 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.chat.registry import find_formats
 from sluice.pipelines.llm.services import ChatSettings
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_loading import load_text
-from sluice.pipelines.text.parts import Part
+from sluice.pipelines.llm.text_models import load_text
 from sluice.pipelines.text.sampling import SamplingDefaults
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.pipelines.text.types import (
     ChatMessage,
     Conversation,
+    Part,
     SamplingOverrides,
     TemplateOptions,
     TextRequest,

@@ -4,21 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sluice.errors import ErrorCode, SluiceError
-from sluice.serving.model import Model
 from sluice.serving.tensors.tensor import Tensor
-
-
-class Lookup:
-    """Loaded models by name."""
-
-    def __init__(self, **models: Model) -> None:
-        self.models = models
-
-    def find(self, name: str, version: int = -1) -> Model:
-        if name not in self.models:
-            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return self.models[name]
 
 
 def parameter(key: str, value: str) -> str:

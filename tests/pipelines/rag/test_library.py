@@ -12,7 +12,7 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.encoding import Vector, Vectors
 from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings, hash_text
-from sluice.pipelines.rag.retrieval.search import MAX_QUESTION_CHARS, SearchOptions, SearchQuery
+from sluice.pipelines.rag.search import MAX_QUESTION_CHARS, SearchOptions, SearchQuery
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 from sluice.pipelines.rag.types import CollectionSpec, DocumentFormat, RetrievalMode, Upload
 from sluice.pipelines.text.citations import EncodingProgress

@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import SluiceError
 from sluice.pipelines.llm.services import LlmServices, RequestLimits
 from sluice.pipelines.remote.backend import OpenAIBackend
 from sluice.serving.backend import BackendContext
@@ -18,6 +18,7 @@ from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSource
 from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.llm.calls import Record
+from tests.serving.backends.builders import Lookup
 
 NAME = "hosted"
 USER = '[{"role": "user", "content": "hello"}]'
@@ -25,11 +26,6 @@ USER = '[{"role": "user", "content": "hello"}]'
 
 class Load(Protocol):
     async def __call__(self, text: str = "", **parameters: object) -> Model: ...
-
-
-class _NoModels:
-    def find(self, name: str, version: int = -1) -> Model:
-        raise SluiceError(ErrorCode.NOT_FOUND, name)
 
 
 def config_of(text: str, parameters: Mapping[str, object]) -> ModelConfig:
@@ -53,7 +49,7 @@ async def load_model(
         records.append(Record(model, protocol))
         return records[-1]
 
-    context = BackendContext(_NoModels())
+    context = BackendContext(Lookup())
     backend = OpenAIBackend(LlmServices(open_record=open_record, limits=limits or RequestLimits()))
     config = await backend.complete(ModelSource(folder, 1, config_of(text, parameters)), context)
     fill_defaults(config)

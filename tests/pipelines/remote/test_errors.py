@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.remote.errors import ApiErrors
+from sluice.pipelines.remote.client import ApiErrors
 from sluice.serving.model import infer_stream
 from tests.pipelines.llm.calls import Record
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, request

@@ -20,7 +20,8 @@ from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, strea
 from tests.pipelines.remote.models import request as request_to
 from tests.pipelines.remote.remote_api import Exchange, RemoteApi, chunk, usage
 from tests.pulled import collected
-from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, request, simple_config
+from tests.serving.backends.builders import Lookup
+from tests.serving.backends.ensemble.parts import FunctionModel, config_of, request, simple_config
 from tests.serving.backends.ensemble.parts import load as load_ensemble
 from tests.waiting import PATIENCE_S
 
@@ -110,7 +111,7 @@ async def test_a_step_of_an_ensemble_streams(api: RemoteApi, load: Load) -> None
 
     api.answer = answer
     prompter = FunctionModel(simple_config("prompter", data_type="TYPE_STRING"), _conversation)
-    whole = await load_ensemble(config_of(WHOLE), Models(prompter, await load()))
+    whole = await load_ensemble(config_of(WHOLE), Lookup(prompter, await load()))
     sent = request({"query": np.array([b"why"], object)}, parameters={"stream": True})
     async with asyncio.timeout(PATIENCE_S), aclosing(infer_stream(whole, sent)) as responses:
         pieces = [plain(await anext(responses)).get("response", "")]

@@ -6,8 +6,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sluice.pipelines.routes.breaker import BreakerState, CircuitBreaker, Pass
 from sluice.pipelines.routes.settings import BreakerSettings
+from sluice.pipelines.routes.target import BreakerState, CircuitBreaker, Pass
 from tests.clock import ManualClock
 
 SETTINGS = BreakerSettings(failures=3, failure_rate=0.5, window=6, open_s=10.0, max_open_s=35.0)

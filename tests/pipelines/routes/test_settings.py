@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from sluice.pipelines.routes.route import Route
-from sluice.pipelines.routes.settings import Choice, parse_routes, read_routes
+from sluice.pipelines.routes.settings import TargetChoice, parse_routes, read_routes
 from tests.paths import DOCS
 
 
@@ -32,7 +32,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump({"routes": {"fast": fields}}))
     found = read_routes(str(path))["fast"]
     assert [(each.model, each.weight, each.timeout_s) for each in found.targets] == [("a", 3, None), ("b:c", 1, 2)]
-    assert (found.choose, found.num_attempts, found.cache) == (Choice.WEIGHTED, 5, "shared")
+    assert (found.choose, found.num_attempts, found.cache) == (TargetChoice.WEIGHTED, 5, "shared")
     assert (found.hedge_after_ms, found.hedge_max_tokens, found.breaker.failures) == (300, 32, 3)
     assert parse_routes(route())["fast"].num_attempts == 2
 
@@ -103,7 +103,7 @@ def test_the_example_of_the_documentation_is_one() -> None:
     [example] = re.findall(r"```yaml\n(.*?)```", (DOCS / "routes.md").read_text(), re.DOTALL)
     found = parse_routes(yaml.safe_load(example))
     assert list(found) == ["assistant", "experiment", "search-vectors"]
-    assert (found["assistant"].num_attempts, found["experiment"].choose) == (4, Choice.WEIGHTED)
+    assert (found["assistant"].num_attempts, found["experiment"].choose) == (4, TargetChoice.WEIGHTED)
 
 
 def test_weights_order_all_targets_by_chance() -> None:

@@ -8,25 +8,13 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.backend import Backend, BackendContext
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model, infer_one, infer_stream
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSource, build_spec
 from sluice.serving.tensors.tensor import Array, Tensor
-
-
-class Lookup:
-    """Loaded models by name."""
-
-    def __init__(self, *models: Model) -> None:
-        self.models = {model.name: model for model in models}
-
-    def find(self, name: str, version: int = -1) -> Model:
-        if name not in self.models:
-            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return self.models[name]
+from tests.serving.backends.builders import Lookup
 
 
 def config_of(text: str, **parameters: str) -> ModelConfig:

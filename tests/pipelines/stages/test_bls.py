@@ -18,7 +18,6 @@ from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.stages.parts import (
     TOKEN_MODEL,
     Answer,
-    Lookup,
     Scripted,
     at_once,
     config_of,
@@ -28,6 +27,7 @@ from tests.pipelines.stages.parts import (
     streaming,
     texts,
 )
+from tests.serving.backends.builders import Lookup
 from tests.waiting import PATIENCE_S
 
 CONFIG = 'name: "tensorrt_llm_bls" backend: "tensorrt_llm_bls" max_batch_size: 4 '

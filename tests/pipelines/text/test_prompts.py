@@ -7,8 +7,7 @@ from tokenizers import processors
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from sluice.errors import SluiceError
-from sluice.pipelines.text.fill_in_middle import FORMATS
-from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.tokenizer import FORMATS, Tokenizer
 from sluice.pipelines.text.types import ChatMessage, Conversation, PromptForm
 from tests.pipelines.text.vocabularies import byte_level
 

@@ -1,7 +1,7 @@
 import pytest
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.text.text_tensors import decode_messages, encode_messages
+from sluice.pipelines.text.tensor_model import decode_messages, encode_messages
 from sluice.pipelines.text.types import ChatMessage
 
 CHAT = (ChatMessage("system", "Be brief."), ChatMessage("user", 'a "tensor"\n漢'))

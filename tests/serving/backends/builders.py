@@ -12,14 +12,20 @@ from sluice.serving.tensors.tensor import Array, Tensor
 from tests.waiting import PATIENCE_S
 
 
-class NoModels:
-    """A lookup without models."""
+class Lookup:
+    """Loaded models by name."""
+
+    def __init__(self, *models: Model, **named: Model) -> None:
+        self.models = {model.name: model for model in models} | named
 
     def find(self, name: str, version: int = -1) -> Model:
-        raise SluiceError(ErrorCode.NOT_FOUND, name)
+        model = self.models.get(name)
+        if model is None or (version != -1 and version != model.version):
+            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
+        return model
 
 
-CONTEXT = BackendContext(NoModels())
+CONTEXT = BackendContext(Lookup())
 
 
 def request(outputs: tuple[str, ...] = (), /, **inputs: Array) -> InferRequest:

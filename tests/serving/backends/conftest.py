@@ -1,5 +1,4 @@
-import gc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,11 +12,3 @@ async def loaded() -> AsyncIterator[list[Model]]:
     yield models
     for model in models:
         await model.close()
-
-
-@pytest.fixture
-def without_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()

@@ -112,9 +112,10 @@ class Client:
 
     def submit_word(self, word: str) -> InferJob:
         """Submit what a word of a script says."""
-        name, _, priority = word.partition("^")
+        name, _, timeout_us = word.partition("@")
+        name, _, priority = name.partition("^")
         name, _, width = name.partition("/")
-        return self.submit(name, width=int(width or 1), priority=int(priority or 0))
+        return self.submit(name, 1, int(width or 1), int(priority or 0), int(timeout_us or 0))
 
     def receive(self, response: InferResponse) -> None:
         if response.error is not None:
@@ -125,8 +126,9 @@ class Client:
 class Script:
     """What happens to a model on held instances, in words.
 
-    `a` submits a request of that name, `a/2` one of width 2, `a^1` one of priority 1, and `-a` cancels it. `|` lets the
-    loop go round, `.0` ends the batch of instance 0, `x0` and `+0` take its process away and bring it back.
+    `a` submits a request of that name, `a/2` one of width 2, `a^1` one of priority 1, `a@1` one that waits for a
+    microsecond at most, and `-a` cancels it. `|` lets the loop go round, `.0` ends the batch of instance 0, `x0` and
+    `+0` take its process away and bring it back.
     """
 
     def __init__(self, instances: "list[HeldInstance]", submit: Callable[[str], InferJob]) -> None:

@@ -31,8 +31,12 @@ class QuickInstance(HeldInstance):
 
 
 ANY = "dynamic_batching { }"
+TWO = "dynamic_batching { preferred_batch_size: [ 2 ] }"
 LEVELS = "dynamic_batching { preferred_batch_size: 1 priority_levels: 2 default_priority_level: 2 }"
-BATCHES: dict[str, tuple[str, int, str, str]] = {
+ORDERED = "dynamic_batching { preferred_batch_size: 1 preserve_ordering: true }"
+DELAYED = """dynamic_batching { preferred_batch_size: 1 default_queue_policy {
+    timeout_action: DELAY default_timeout_microseconds: 60000000 allow_timeout_override: true } }"""
+BATCHES: dict[str, tuple[str, int | type[HeldInstance], str, str]] = {
     "a free instance runs a request at once": ("", 1, "a", "a"),
     "others wait in order, each a batch of its own": ("", 1, "a b c .0 .0 .0", "a b c"),
     "all instances work": ("", 2, "a b c .1", "a; b c"),
@@ -44,15 +48,24 @@ BATCHES: dict[str, tuple[str, int, str, str]] = {
     "a batch fills while the instance is busy": (ANY, 1, "a | b c | d e f g h i j k .0", "a bcdefghi"),
     "different shapes do not share a batch": (ANY, 1, "a/2 b/2 c/3 d/2 | .0 .0 .0", "ab c d"),
     "higher priorities overtake": (LEVELS, 1, "a | b c^1 .0 .0", "a c b"),
+    "an instance that wants the first request gets it alone": (ANY, QuickInstance, "a b c .0 |", "a bc"),
+    "a size that was chosen holds for it too": (TWO, QuickInstance, "a", ""),
+    "a delay that was chosen holds for it too": (NEVER, QuickInstance, "a", ""),
+    "what waits for too long may go behind the others": (DELAYED, 1, "a | b@1 c .0 .0", "a c b"),
+    "a running request that is cancelled is not heard of": ("", 1, "a -a .0", "a => "),
+    "a response waits for those of earlier requests": (ORDERED, 2, "a b | .1", "a; b => "),
+    "and comes after them": (ORDERED, 2, "a b | .1 .0", "a; b => a b"),
 }
 
 
 @pytest.mark.parametrize("case", BATCHES)
 async def test_which_requests_run_together_where_and_when(case: str) -> None:
-    extra, num_instances, words, expected = BATCHES[case]
-    instances = [HeldInstance(str(number)) for number in range(num_instances)]
+    """After `=>` stands who was answered, in this order."""
+    extra, given, words, expected = BATCHES[case]
+    instances = [HeldInstance(str(number)) for number in range(given)] if isinstance(given, int) else [given()]
     client = Client(model_of(extra, *instances))
-    assert await Script(instances, client.submit_word).play(words) == expected
+    found = await Script(instances, client.submit_word).play(words)
+    assert found + f" => {' '.join(client.answered)}" * ("=>" in expected) == expected
     assert client.model.is_ready == any(each.is_up for each in instances)
     await client.model.close()
 
@@ -84,24 +97,6 @@ class TestWithoutDynamicBatching:
 
 
 class TestDynamicBatching:
-    async def test_an_instance_that_wants_the_first_request_gets_it_alone(self) -> None:
-        instance = QuickInstance()
-        client = Client(model_of("dynamic_batching { }", instance))
-        for name in "abc":
-            client.submit(name)
-        assert instance.ids == [["a"]]
-        instance.finish()
-        await turns()
-        assert instance.ids == [["a"], ["b", "c"]]
-
-    @pytest.mark.parametrize("chosen", [NEVER, "dynamic_batching { preferred_batch_size: [ 2 ] }"])
-    async def test_sizes_and_delays_that_were_chosen_hold_for_it_too(self, chosen: str) -> None:
-        instance = QuickInstance()
-        client = Client(model_of(chosen, instance))
-        client.submit("a")
-        assert instance.ids == []
-        await client.model.close()
-
     @pytest.mark.parametrize("delay_us", [200, 20_000])
     async def test_less_goes_when_the_delay_is_over(self, delay_us: int) -> None:
         instance = HeldInstance()
@@ -166,19 +161,6 @@ class TestQueuePolicies:
         instance.finish()
         assert instance.ids == [["a"]]
 
-    async def test_or_it_goes_behind_the_others(self) -> None:
-        instance = HeldInstance()
-        policy = "timeout_action: DELAY default_timeout_microseconds: 60000000 allow_timeout_override: true"
-        extra = f"dynamic_batching {{ preferred_batch_size: 1 default_queue_policy {{ {policy} }} }}"
-        client = Client(model_of(extra, instance))
-        client.submit("a")
-        await turns()
-        client.submit("b", timeout_us=1)
-        client.submit("c")
-        instance.finish()
-        instance.finish()
-        assert instance.ids == [["a"], ["c"], ["b"]]
-
     async def test_without_a_batch_dimension_the_queue_is_served_by_the_same_rules(self) -> None:
         instance = HeldInstance()
         base = CONFIG.replace("max_batch_size: 8", "").replace("[ -1 ]", "[ -1, -1 ]")
@@ -217,15 +199,6 @@ class TestCancellation:
         assert client.model.statistics.failures[FailureReason.CANCELED] == 1
         instance.finish()
         assert client.answered == ["a"]
-        assert client.model.num_in_flight == 0
-
-    async def test_a_running_one_ends_with_its_batch_and_is_not_heard_of(self) -> None:
-        instance = HeldInstance()
-        client = Client(model_of("", instance))
-        client.submit("a").cancel()
-        assert client.model.num_in_flight == 1
-        instance.finish()
-        assert client.answered == []
         assert client.model.num_in_flight == 0
 
     async def test_cancelling_the_task_of_a_call_cancels_the_request(self) -> None:
@@ -316,22 +289,9 @@ class TestInstances:
 
 
 class TestOrder:
-    ORDERED = "dynamic_batching { preferred_batch_size: 1 preserve_ordering: true }"
-
-    async def test_responses_come_in_the_order_of_the_requests(self) -> None:
-        one, two = HeldInstance(), HeldInstance()
-        client = Client(model_of(self.ORDERED, one, two))
-        client.submit("a")
-        client.submit("b")
-        await turns()
-        two.finish()
-        assert client.answered == []
-        one.finish()
-        assert client.answered == ["a", "b"]
-
     async def test_who_cancels_or_is_refused_holds_nobody_up(self) -> None:
         one, two = HeldInstance(), HeldInstance()
-        client = Client(model_of(self.ORDERED, one, two))
+        client = Client(model_of(ORDERED, one, two))
         with pytest.raises(SluiceError):
             client.submit("refused", rows=99)
         first = client.submit("a")
@@ -365,7 +325,7 @@ class TestOrder:
 
     async def test_a_stream_passes_as_it_comes_when_it_is_its_turn(self) -> None:
         one, two = HeldInstance(), HeldInstance()
-        client = Client(model_of(self.ORDERED + "model_transaction_policy { decoupled: true }", one, two))
+        client = Client(model_of(ORDERED + "model_transaction_policy { decoupled: true }", one, two))
         first, second = client.submit("a"), client.submit("b")
         await turns()
         piece = Tensor.of("Y", np.zeros((1, 1), np.int32))

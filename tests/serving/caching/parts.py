@@ -11,24 +11,19 @@ from sluice.serving.batching.scheduled_model import ScheduledModel
 from sluice.serving.caching.redis_cache import RedisCache
 from sluice.serving.caching.response_cache import ResponseCache
 from sluice.serving.instance import Instance
-from sluice.serving.model import Model
 from sluice.serving.spec import ModelSource
 from tests.ports import ReservedPort
+from tests.serving.backends.builders import Lookup
 from tests.serving.batching.parts import config_of
 from tests.waiting import until
 
 CACHED = "response_cache { enable: true }"
 
 
-class _NoModels:
-    def find(self, name: str, version: int = -1) -> Model:
-        raise NotImplementedError
-
-
 def cached_model(
     cache: ResponseCache, *instances: Instance, extra: str = "", folder: Path = Path("/models/echo")
 ) -> ScheduledModel:
-    context = BackendContext(_NoModels(), response_cache=cache)
+    context = BackendContext(Lookup(), response_cache=cache)
     return ScheduledModel(ModelSource(folder, 1, config_of(CACHED + extra)), instances, context=context)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode
 from sluice.serving.batching.scheduled_model import ScheduledModel
 from sluice.serving.caching import open_cache
 from sluice.serving.caching.redis_cache import RedisCache
@@ -368,18 +368,3 @@ async def test_what_waits_for_redis_has_a_bound(caches: Caches, redis: "Redis") 
     kept_ones = await asyncio.gather(*(cache.keep(f"{number}", value) for number in range(66)))
     assert kept_ones == [True] * 64 + [False] * 2
     assert await cache.keep("more", value)
-
-
-async def test_an_error_is_not_kept(caches: Caches, redis: "Redis") -> None:
-    held = HeldInstance()
-    client = Client((await caches.model(held))[1])
-    job = client.submit("a")
-    await until(lambda: held.is_running)
-    job.fail(SluiceError(ErrorCode.INTERNAL, "no"))
-    held.finish()
-    client.submit("b", width=2)
-    await until(lambda: held.is_running)
-    held.finish()
-    await kept(redis, 1)
-    await until(lambda: client.model.statistics.infer.cache_miss.count == 1)
-    assert await redis.dbsize() == 1

@@ -10,7 +10,7 @@ import pytest
 from packaging.version import Version
 
 from sluice.engine.config import EngineConfig
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.tensorrt_llm.blocks import blocks_to_completion
 from sluice.engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
 from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder

@@ -18,6 +18,7 @@ from sluice.engine.fleet.client import FleetClient
 from sluice.engine.types import GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.over_stand_in import StandIn, request, tokens
+from tests.engine.fleet.fleets import leading_blocks
 from tests.waiting import until
 
 PROMPT = list(range(50, 178))
@@ -57,7 +58,7 @@ async def test_another_gateway_finds_the_replica_that_has_a_prompt(
             await fleet.start()
         for own, asked in zip(owns, (request(MORE, 1), request(MORE, 1, cache_salt="tenant")), strict=True):
             await tokens(own.submit(asked))  # the second gateway does not see it
-            await until(lambda asked=asked: sum(second.leading_blocks(asked)) == 4)
+            await until(lambda asked=asked: sum(leading_blocks(second, asked)) == 4)
         assert has(second, request(MORE)) == [4, 0]
         assert has(second, request(MORE, cache_salt="tenant")) == [0, 4]
         for nobodys in (request(MORE, cache_salt="other"), request(MORE, adapter="fr"), request([7, *MORE])):
@@ -69,7 +70,7 @@ async def test_another_gateway_finds_the_replica_that_has_a_prompt(
 
 
 def has(fleet: FleetClient, asked: GenerateRequest) -> list[int]:
-    return [*fleet.leading_blocks(asked), 0, 0][:2]
+    return [*leading_blocks(fleet, asked), 0, 0][:2]
 
 
 def adapter(folder: Path) -> Path:

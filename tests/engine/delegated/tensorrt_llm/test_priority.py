@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice.engine.delegated.tensorrt_llm.priority import share_of
+from sluice.engine.delegated.tensorrt_llm.llm import share_of
 from sluice.engine.types import BACKGROUND_PRIORITY
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.over_stand_in import StandIn, request, running, tokens

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from sluice.engine.delegated.tensorrt_llm.samplers import ROWS, Effect, ModelSampler, SamplerKind, is_one_model
+from sluice.engine.delegated.tensorrt_llm.samplers import ROWS, ModelSampler, SamplerEffect, SamplerKind, is_one_model
 from sluice.engine.types import SamplingParams
 from tests.errors import error_of
 
@@ -107,7 +107,7 @@ def test_a_refusal_names_field_sampler_version_and_what_to_do() -> None:
 
 def test_only_refusals_of_the_library_count_as_such() -> None:
     effects = {version: ROWS[-3].effect(Version(version), ()) for version in ("1.2.1", "1.3.0")}
-    assert effects == {"1.2.1": Effect.IGNORED, "1.3.0": Effect.REFUSED}
+    assert effects == {"1.2.1": SamplerEffect.IGNORED, "1.3.0": SamplerEffect.REFUSED}
 
 
 def test_the_types_of_speculation_that_run_in_the_model() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from sluice.engine.delegated.interface import ResponseDelta
 from sluice.engine.delegated.tensorrt_llm.folder import LlmFolder
-from sluice.engine.delegated.tensorrt_llm.two_parts import TwoPartHandle, first_part
+from sluice.engine.delegated.tensorrt_llm.responses import TwoPartHandle, first_part
 from sluice.engine.model_folder import ModelFormat
 from sluice.engine.types import FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams
 from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.delegated.sharing import BlockSharing
+from sluice.engine.delegated.admission import BlockSharing
 from sluice.engine.delegated.vllm.capacity import CacheCapacity, CacheGroup, read_capacity
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sluice.engine.runners.base import StepBatch
-from sluice.engine.runners.torch.frames import Loaded, RankTask, pack, pack_step, unpack, unpack_step
+from sluice.engine.runners.torch.followers import Loaded, RankTask, pack, pack_step, unpack, unpack_step
 from sluice.errors import ErrorCode, SluiceError
 from tests.errors import error_of
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 import torch  # noqa: E402 - `loaded` skips this file where torch is missing
 
 from sluice.engine.models.config.decoder_config import Experts  # noqa: E402
-from sluice.engine.models.kernels import Choice, ExpertLinear  # noqa: E402
+from sluice.engine.models.kernels import Chosen, ExpertLinear  # noqa: E402
 from sluice.engine.runners.torch.experts import choose_grouped, compute_experts  # noqa: E402
 from sluice.engine.runners.torch.weights import DeviceWeights, Part, RandomWeights  # noqa: E402
 
@@ -42,7 +42,7 @@ def test_every_family_has_its_tokens(name: str, tmp_path: Path) -> None:
 def test_both_ways_are_equal_whatever_is_chosen(dtype: torch.dtype, chosen: list[list[int]]) -> None:
     """Experts without rows among them: the first, the last, all but one."""
     weights, x = DeviceWeights(RandomWeights(), dtype, CPU), torch.randn(3, 32).to(dtype)
-    choice = Choice(torch.tensor(chosen), torch.rand(3, 2))
+    choice = Chosen(torch.tensor(chosen), torch.rand(3, 2))
 
     def body(rows: torch.Tensor, linear: ExpertLinear) -> torch.Tensor:
         wide: torch.Tensor = linear(linear(rows, "up", 24, True).relu(), "down", 32, False)
@@ -58,7 +58,7 @@ def test_both_ways_are_equal_whatever_is_chosen(dtype: torch.dtype, chosen: list
 def test_the_host_learns_no_numbers() -> None:
     """On tensors without values, where any number that the host asks for is an error: as in the capture of a graph."""
     weights, x = DeviceWeights(_Nothing(), torch.bfloat16, torch.device("meta")), torch.empty(3, 32, device="meta")
-    choice = Choice(torch.zeros(3, 2, dtype=torch.int64, device="meta"), torch.empty(3, 2, device="meta"))
+    choice = Chosen(torch.zeros(3, 2, dtype=torch.int64, device="meta"), torch.empty(3, 2, device="meta"))
 
     def compute(is_grouped: bool) -> torch.Tensor:
         return compute_experts(

@@ -75,8 +75,8 @@ def test_a_negative_token_is_that_of_a_row_of_the_last_step(graphs: str, tmp_pat
     runner = load(tmp_path, graphs=graphs, lookahead="true")
     first = runner.launch(step_of([5, 6, 7], 0), None)
     second = runner.launch(step_of([-3, 9, -1], 1), None)
-    tokens, _ = first.wait()
-    found, peaks = second.wait()
+    tokens, _ = first()
+    found, peaks = second()
     logits = runner.run(step_of([int(tokens[2]), 9, int(tokens[0])], 1))
     wanted, wanted_peaks = logits.argmax(np.arange(3))
     np.testing.assert_array_equal(found, wanted)
@@ -101,7 +101,7 @@ def test_a_row_that_is_no_number_says_so_and_gives_the_next_step_some_token(grap
     first = runner.launch(step_of([5, 6], 3), draws)
     second = runner.launch(step_of([-1, -2], 4), None)
     for step in (first, second):
-        token_ids, peaks = step.wait()
+        token_ids, peaks = step()
         assert not np.isfinite(peaks).any()
         assert ((token_ids >= 0) & (token_ids < runner.info.vocab_size)).all()
 
@@ -110,5 +110,5 @@ def test_a_step_without_logits_has_no_tokens(tmp_path: Path) -> None:
     runner = load(tmp_path, lookahead="true")
     batch = step_of([5, 6], 0)
     fields = {name: getattr(batch, name) for name in StepBatch.__slots__}
-    token_ids, peaks = runner.launch(StepBatch(**{**fields, "sampled_rows": np.zeros(0, np.int32)}), None).wait()
+    token_ids, peaks = runner.launch(StepBatch(**{**fields, "sampled_rows": np.zeros(0, np.int32)}), None)()
     assert len(token_ids) == len(peaks) == 0

@@ -13,10 +13,8 @@ from sluice.engine.arrays import FloatArray, Rows
 from sluice.engine.guidance.matching import FewAllowed, FewForbidden, Mixed, new_bitmask, to_mask
 from sluice.engine.runners.base import Edits, Logits, StepBatch, TokenMask
 from sluice.engine.sampling.cores import ONE_CORE
-from sluice.engine.sampling.draws import uniform
-from sluice.engine.sampling.edits import collect_edits
 from sluice.engine.sampling.host_logits import HostLogits
-from sluice.engine.sampling.sampler import NO_TOKEN, Samples, sample
+from sluice.engine.sampling.sampler import NO_TOKEN, Samples, collect_edits, sample, uniform
 from sluice.engine.sampling.state import SamplingState
 from sluice.engine.types import EventDetail, SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.torch
 
 import torch  # noqa: E402 - `loaded` skips this file where torch is missing
 
-from sluice.engine.runners.torch.memory import warm_up_steps  # noqa: E402
+from sluice.engine.runners.torch.memory import DeviceMemory, warm_up_steps  # noqa: E402
 from sluice.engine.runners.torch.model import TorchModel  # noqa: E402
 from sluice.engine.runners.torch.step import DeviceStep  # noqa: E402
 
@@ -23,7 +23,7 @@ LLAMA = checkpoint_path("llama_tiny")
 LIMITS: dict[str, Any] = {"num_blocks": None, "max_num_batched_tokens": 96, "max_num_seqs": 7}
 
 
-class Device:
+class Device(DeviceMemory):
     """A device's memory, of which each token of the largest step so far has taken `per_token`."""
 
     keeps_freed = True

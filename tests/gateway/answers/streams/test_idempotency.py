@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.options.streams import ResumeOptions
 from tests.gateway.front.http.live import MODEL, LiveServer, live_server
 from tests.waiting import PATIENCE_S
 
@@ -101,7 +101,7 @@ def test_a_refusal_and_a_failure_are_not_kept(live: LiveServer, key: dict[str, s
 @pytest.fixture(scope="module")
 def unkeyed_live() -> Iterator[LiveServer]:
     """A server without idempotency keys."""
-    with live_server(ServeConfig(streams=StreamOptions(idempotency_s=0.0))) as running:
+    with live_server(ServeConfig(streams=ResumeOptions(idempotency_s=0.0))) as running:
         yield running
 
 

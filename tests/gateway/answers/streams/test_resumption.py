@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.streaming.cutting import Cuts, CutStream
 from sluice.gateway.answers.streams.store import StreamStore
-from tests.gateway.api.openai.test_tools import CALL, TOOLS, say
+from tests.gateway.api.openai.test_tools import CALL, TOOLS
 from tests.gateway.front.http.live import MODEL, LiveServer
 from tests.gateway.front.http.sse import events_of
 
@@ -98,7 +98,7 @@ def test_an_answer_under_a_grammar_survives_cuts(kept_chat_live: LiveServer) -> 
 
 
 def test_calls_of_tools_survive_cuts(kept_chat_live: LiveServer) -> None:
-    say(kept_chat_live, CALL)
+    kept_chat_live.say(CALL)
     body = CHAT | {"tools": TOOLS, "max_tokens": 200}
     stream = cut(kept_chat_live, "/v1/chat/completions", body, 1)
     assert stream.events == whole(kept_chat_live, stream)

@@ -12,11 +12,11 @@ from redis.asyncio import Redis
 from starlette.types import Receive, Scope, Send
 
 from sluice.gateway.answers.streams.kept import Pieces
-from sluice.gateway.answers.streams.run import DetachedRun
+from sluice.gateway.answers.streams.service import DetachedRun
 from sluice.gateway.answers.streams.shared import SharedStreams
 from sluice.gateway.answers.streams.store import StreamLimits, StreamStore
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.options.streams import ResumeOptions
 from tests.gateway.answers.streams.test_resumption import REQUESTS, RESUMABLE, texts_of
 from tests.gateway.answers.streams.test_store import HEAD, origin_of
 from tests.gateway.front.http.live import LiveServer, live_server
@@ -33,7 +33,7 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 def config_of(redis: RedisServer) -> ServeConfig:
-    return ServeConfig(streams=StreamOptions(resume_s=60.0, store=f"redis://127.0.0.1:{redis.port}/0", max_count=8))
+    return ServeConfig(streams=ResumeOptions(resume_s=60.0, store=f"redis://127.0.0.1:{redis.port}/0", max_count=8))
 
 
 @pytest.fixture(scope="module")

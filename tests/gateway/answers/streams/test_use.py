@@ -6,7 +6,7 @@ import pytest
 
 from sluice.gateway.calls import Call, CallObserver
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.options.streams import ResumeOptions
 from tests.gateway.front.http.live import MODEL, LiveServer, live_server
 from tests.paths import DOCS
 from tests.waiting import wait_until
@@ -31,7 +31,7 @@ class Ended(CallObserver):
 
 @pytest.fixture(scope="module")
 def watched_live() -> Iterator[LiveServer]:
-    with live_server(ServeConfig(streams=StreamOptions(resume_s=20.0))) as running:
+    with live_server(ServeConfig(streams=ResumeOptions(resume_s=20.0))) as running:
         yield running
 
 

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from sluice.engine.types import FinishReason, GrammarKind
-from sluice.gateway.api.anthropic.messages import parse_conversation, parse_messages_request
-from sluice.gateway.api.anthropic.schemas import MessagesRequest
-from sluice.gateway.front.http.parsing import parse_body
-from sluice.pipelines.text.consumers import Generate, give
-from sluice.pipelines.text.types import ChatMessage, Conversation, ImagePart, TemplateOptions, TextEvent, TextRequest
+from sluice.engine.types import FinishReason
+from sluice.pipelines.text.stream import Generate, give
+from sluice.pipelines.text.types import ChatMessage, Conversation, ImagePart, TemplateOptions, TextEvent
+from tests.gateway.api.test_translators import OF_MESSAGES, translated
 from tests.gateway.front.http.live import MODEL, LiveServer
 from tests.waiting import PATIENCE_S
 
@@ -50,18 +48,6 @@ def text_of(answer: "anthropic.types.Message | anthropic.types.ParsedMessage[Any
     return block.text
 
 
-def test_whole(live: LiveServer, client: "anthropic.Anthropic") -> None:
-    answer = client.messages.create(**SENT)
-    assert answer.id.startswith("msg_")
-    assert (answer.type, answer.role, answer.model) == ("message", "assistant", MODEL)
-    assert text_of(answer) == expected(live)
-    assert (answer.stop_reason, answer.stop_sequence) == ("max_tokens", None)
-    usage = answer.usage
-    num_prompt = len(prompt_ids(live, ("system", SYSTEM), ("user", QUESTION)))
-    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == num_prompt
-    assert usage.output_tokens == 24
-
-
 def test_images_keep_their_places() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": "12"}
@@ -70,8 +56,9 @@ def test_images_keep_their_places() -> None:
         {"role": "user", "content": "c"},
         {"role": "user", "content": [image, result]},
     ]
-    fields, _ = parse_body(MessagesRequest, json.dumps({**BODY, "system": None, "messages": turns}).encode(), True)
-    conversation, _ = parse_conversation(fields)
+    body = {**BODY, "system": None, "messages": turns}
+    conversation = translated(*OF_MESSAGES, body)[0].prompt
+    assert isinstance(conversation, Conversation)
     paths = ("messages[0].content[1].source.data", "messages[2].content[0].source.data")
     first, last = (ImagePart("data:;base64,aGk=", path) for path in paths)
     assert conversation.messages == (
@@ -85,10 +72,13 @@ def test_streamed_is_what_is_not_streamed(live: LiveServer, client: "anthropic.A
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
     assert len(pieces) > 10 or not live.is_paced, "the tokens did not come one by one"
-    whole = client.messages.create(**SENT)
     assert "".join(pieces) == expected(live)
-    assert text_of(final) == text_of(whole)
-    assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+    num_prompt = len(prompt_ids(live, ("system", SYSTEM), ("user", QUESTION)))
+    for answer in (final, client.messages.create(**SENT)):
+        assert answer.id.startswith("msg_") and text_of(answer) == expected(live)
+        assert (answer.type, answer.role, answer.model) == ("message", "assistant", MODEL)
+        assert (answer.stop_reason, answer.stop_sequence, answer.usage.output_tokens) == ("max_tokens", None, 24)
+        assert answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) == num_prompt
 
 
 def test_events_have_anthropics_names_and_order(live: LiveServer) -> None:
@@ -132,15 +122,6 @@ def test_the_answer_goes_on_with_a_last_turn_of_the_assistant(live: LiveServer, 
     settings: Any = {"model": MODEL, "messages": turns, "max_tokens": 8, "extra_body": GREEDY}
     assert text_of(client.messages.create(**settings)) == live.echo(ids, 8)
     assert client.messages.count_tokens(model=MODEL, messages=turns).input_tokens == len(ids)
-
-
-def test_the_format_of_an_answer_is_a_grammar() -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": ["é"]}}}
-    output = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
-    fields, ignored = parse_body(MessagesRequest, json.dumps({**BODY, "output_config": output}).encode(), True)
-    request = parse_messages_request(fields, TextRequest(request_id="r", prompt=""))
-    grammar = request.sampling["grammar"]
-    assert (grammar.kind, json.loads(grammar.text), ignored) == (GrammarKind.JSON_SCHEMA, schema, [])
 
 
 def test_what_a_schema_says_and_answers_are_not_held_to_is_named(live: LiveServer, monkeypatch: Any) -> None:

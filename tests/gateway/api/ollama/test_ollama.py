@@ -7,11 +7,10 @@ from typing import Any
 import ollama
 import pytest
 
-from sluice.engine.types import GrammarKind
-from sluice.gateway.api.ollama.requests import parse_answer_request
 from sluice.gateway.api.ollama.schemas import OllamaChatRequest
 from sluice.gateway.front.http.parsing import parse_body
-from sluice.pipelines.text.types import ChatMessage, Conversation, TemplateOptions, TextRequest
+from sluice.pipelines.text.types import ChatMessage, Conversation, TemplateOptions
+from tests.gateway.api.test_translators import OF_OLLAMA, translated
 from tests.gateway.front.http.live import MODEL, LiveServer
 from tests.waiting import PATIENCE_S
 
@@ -113,23 +112,10 @@ def test_logprobs(live: LiveServer, streams: bool) -> None:
     assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in found)
 
 
-@pytest.mark.parametrize(
-    ("sent", "kind"), [("json", GrammarKind.JSON_OBJECT), ({"enum": ["é"]}, GrammarKind.JSON_SCHEMA), ("", None)]
-)
-def test_options_and_formats(sent: Any, kind: GrammarKind | None) -> None:
+def test_options_are_the_engine_s_fields() -> None:
     options = {"repeat_penalty": 1.2, "top_k": -1, "seed": -1, "num_predict": -1, "min_p": 0.1, "num_thread": 4}
-    body = {
-        "model": "m",
-        "options": {**options, "repeat_last_n": -1, "mirostat": 0},
-        "format": sent,
-        "keep_alive": "5m",
-    }
-    fields, ignored = parse_body(OllamaChatRequest, json.dumps(body).encode(), True)
-    sampling = parse_answer_request(fields, TextRequest(request_id="r", prompt="")).sampling
-    grammar = sampling.pop("grammar", None)
+    sampling = sampled(**options, repeat_last_n=-1, mirostat=0)
     assert sampling == {"repetition_penalty": 1.2, "top_k": 0, "min_p": 0.1}
-    assert (grammar and grammar.kind, ignored) == (kind, [])
-    assert kind is not GrammarKind.JSON_SCHEMA or json.loads(grammar.text) == sent
 
 
 @pytest.mark.parametrize(
@@ -210,8 +196,7 @@ def test_clients_raise_their_own_errors(live: LiveServer, client: ollama.Client)
 
 
 def sampled(**options: Any) -> dict[str, Any]:
-    fields, _ = parse_body(OllamaChatRequest, json.dumps({"model": "m", "options": options}).encode(), True)
-    return dict(parse_answer_request(fields, TextRequest(request_id="r", prompt="")).sampling)
+    return dict(translated(*OF_OLLAMA, {"model": "m", "options": options})[0].sampling)
 
 
 @pytest.mark.parametrize(

@@ -20,22 +20,13 @@ CALL = '<tool_call>\n{"name": "set_light", "arguments": {"room": "hall"}}\n</too
 OFF = '<tool_call>\n{"name": "all_off", "arguments": {}}\n</tool_call>'
 CUT_OFF = CALL[:-20]
 OPTIONS = {"num_predict": 200, "seed": 1}
+pytestmark = pytest.mark.usefixtures("random_answers")
 
 
 @pytest.fixture(scope="module")
 def client(chat_live: LiveServer) -> Iterator[ollama.Client]:
     with ollama.Client(chat_live.url, timeout=PATIENCE_S) as stock:
         yield stock
-
-
-@pytest.fixture(autouse=True)
-def random_answers(chat_live: LiveServer) -> Iterator[None]:
-    yield
-    chat_live.runner.script = []
-
-
-def say(live: LiveServer, text: str) -> None:
-    live.runner.script = live.model.tokenizer.encode_words(text, "script")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +42,7 @@ def say(live: LiveServer, text: str) -> None:
 def test_streamed_parts_are_those_of_the_whole_answer(
     chat_live: LiveServer, client: ollama.Client, text: str, content: str, thinking: str, calls: list[Any]
 ) -> None:
-    say(chat_live, text)
+    chat_live.say(text)
     whole = client.chat(MODEL, TURNS, tools=TOOLS, options=OPTIONS)
     pieces = list(client.chat(MODEL, TURNS, tools=TOOLS, options=OPTIONS, stream=True))
     found = [call.function for piece in pieces for call in piece.message.tool_calls or ()]
@@ -64,26 +55,17 @@ def test_streamed_parts_are_those_of_the_whole_answer(
 
 
 def test_a_conversation_with_results_goes_on(chat_live: LiveServer, client: ollama.Client) -> None:
-    say(chat_live, f"<think>a</think>{CALL}\n{OFF}")
+    chat_live.say(f"<think>a</think>{CALL}\n{OFF}")
     called = client.chat(MODEL, TURNS, tools=TOOLS, options=OPTIONS).message
-    say(chat_live, "Done.")
+    chat_live.say("Done.")
     for names in (("all_off", "set_light"), ("", "")):
         results: Any = [{"role": "tool", "content": "ok", **({"tool_name": name} if name else {})} for name in names]
         answer = client.chat(MODEL, [*TURNS, called, *results], tools=TOOLS, options=OPTIONS)
         assert answer.message.content == "Done."
 
 
-@pytest.mark.parametrize("arguments", ['{"room": "ha', None])
-def test_a_call_that_is_no_json_is_taken_as_history(chat_live: LiveServer, arguments: str | None) -> None:
-    say(chat_live, "Done.")
-    call = {"function": {"name": "set_light", "arguments": arguments}}
-    turns = [*TURNS, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "no JSON"}]
-    response = chat_live.post("/api/chat", {"model": MODEL, "messages": turns, "tools": TOOLS, "stream": False})
-    assert response.json()["message"]["content"] == "Done.", response.text
-
-
 def test_thinking_of_a_prompt_stays_out_of_its_text_and_context(chat_live: LiveServer, client: ollama.Client) -> None:
-    say(chat_live, "<think>hm</think>so")
+    chat_live.say("<think>hm</think>so")
     found = client.generate(MODEL, "Why?", options=OPTIONS, think=True)
     assert (found.response, found.thinking) == ("so", "hm")
     text = chat_live.model.tokenizer.decode(list(found.context or ()), skip_special_tokens=False)

@@ -191,6 +191,7 @@ REFUSED_TEXT: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ["a"] * 513}, "prompt", "prompt must have at most 512 elements, got 513"),
     ({"prompt": [5] * (2**20 + 1)}, "prompt", "prompt must have at most 1048576 elements, got 1048577"),
     ({"prompt": [-1]}, "prompt", "token ids of the prompt must be between 0 and 4095, got -1"),
+    ({"prompt": [-1], "echo": True}, "prompt", "token ids of the prompt must be between 0 and 4095, got -1"),
     ({"prompt": [10**30]}, "prompt", "token ids of the prompt must be between 0 and 4095, got 1000"),
     (
         {"suffix": "end"},

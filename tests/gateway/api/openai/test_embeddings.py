@@ -18,7 +18,7 @@ import pytest
 import tokenizers
 import tritonclient.http
 
-from sluice.gateway.api.openai.embeddings import MAX_INPUTS
+from sluice.gateway.api.openai.encoders import MAX_INPUTS
 from sluice.pipelines.encoding.encoder import TextEncoder
 from tests.gateway.api.openai.encoders import add_copy, serving_process
 from tests.paths import MODELS

@@ -14,12 +14,13 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.text.citations import Source, cite, encode_source, to_json_objects
-from sluice.pipelines.text.text_tensors import encode_messages
+from sluice.pipelines.text.tensor_model import encode_messages
 from sluice.pipelines.text.types import OWNER_KEY_HEADER, ChatMessage, Conversation
 from sluice.serving.backends.ensemble.backend import EnsembleModel
 from sluice.serving.tensors.tensor import Array
 from tests.gateway.front.http.live import LiveServer, live_server
-from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load
+from tests.serving.backends.builders import Lookup
+from tests.serving.backends.ensemble.parts import FunctionModel, config_of, load
 from tests.waiting import PATIENCE_S
 
 SOURCE = Source(id=1, document="guide", start=0, end=24, score=0.5, text="Tensors have a shape each")
@@ -114,7 +115,7 @@ def serving() -> Iterator[Pipelines]:
         async def add() -> None:
             rill = live.server.plane.repository.find("rill")
             assert isinstance(rill, LlmModel)
-            pipeline = await load(config_of(PIPELINE), Models(look, rill))
+            pipeline = await load(config_of(PIPELINE), Lookup(look, rill))
             assert isinstance(pipeline, EnsembleModel)
             for model in (look, pipeline, says):
                 live.server.plane.repository.add(model)
@@ -244,6 +245,21 @@ def test_the_field_rag_and_the_owner_s_key_reach_the_step_that_looks_things_up(i
     assert asked.items() >= {"collection": "manual", "top_k": 3, "mode": "bm25", "collection_key": "secret"}.items()
     assert asked["cache_salt"] == "ada"
     assert "history" not in asked
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": QUESTION, "max_tokens": 2}),
+        ("/v1/messages", {"messages": CHAT[-1:], "max_tokens": 2}),
+        ("/v1/responses", {"input": QUESTION, "max_output_tokens": 2}),
+        ("/api/chat", {"messages": CHAT[-1:], "options": {"num_predict": 2}, "stream": False}),
+    ],
+)
+def test_the_owner_s_key_reaches_it_from_every_protocol(it: Pipelines, path: str, body: dict[str, Any]) -> None:
+    response = it.live.post(path, {"model": "pipeline", **body}, headers={OWNER_KEY_HEADER: path})
+    assert response.status_code == 200, response.text
+    assert it.asked["collection_key"] == path
 
 
 @pytest.mark.parametrize(

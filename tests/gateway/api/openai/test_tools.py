@@ -29,22 +29,13 @@ CHAT: dict[str, Any] = {"model": "rill", "messages": MESSAGES, "max_tokens": 400
 ARGUMENTS = '{"room": "hall", "level": 3}'
 CALL = f'<tool_call>\n{{"name": "set_light", "arguments": {ARGUMENTS}}}\n</tool_call>'
 OFF = '<tool_call>\n{"name": "all-off", "arguments": {}}\n</tool_call>'
+pytestmark = pytest.mark.usefixtures("random_answers")
 
 
 @pytest.fixture(scope="module")
 def chat_client(chat_live: LiveServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{chat_live.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as stock:
         yield stock
-
-
-@pytest.fixture(autouse=True)
-def random_answers(chat_live: LiveServer) -> Iterator[None]:
-    yield
-    chat_live.runner.script = []
-
-
-def say(live: LiveServer, text: str) -> None:
-    live.runner.script = live.model.tokenizer.encode_words(text, "script")
 
 
 def streamed(client: openai.OpenAI, **fields: Any) -> ChatCompletion:
@@ -101,7 +92,7 @@ def shown(message: ChatCompletionMessage) -> dict[str, Any]:
 def test_streamed_parts_are_those_of_the_whole_answer(
     chat_live: LiveServer, chat_client: openai.OpenAI, text: str, message: dict[str, Any], reason: str
 ) -> None:
-    say(chat_live, text)
+    chat_live.say(text)
     whole = chat_client.chat.completions.create(**CHAT).choices[0]
     assert shown(whole.message) == {"role": "assistant", **message}
     assert whole.finish_reason == reason
@@ -116,7 +107,7 @@ def test_streamed_parts_are_those_of_the_whole_answer(
 def test_reasoning_tokens_are_counted(
     chat_live: LiveServer, chat_client: openai.OpenAI, limit: int, count: int
 ) -> None:
-    say(chat_live, "<think>because of this and that</think>so it is")
+    chat_live.say("<think>because of this and that</think>so it is")
     body = CHAT | {"max_tokens": limit, "stop": ["no such text"]}
     chat_client.chat.completions.create(**body)  # from here on the prompt is in the prefix cache
     whole = chat_client.chat.completions.create(**body).usage
@@ -131,7 +122,7 @@ def test_reasoning_tokens_are_counted(
 
 
 def test_deltas_are_openais(chat_live: LiveServer) -> None:
-    say(chat_live, CALL + "\n" + OFF)
+    chat_live.say(CALL + "\n" + OFF)
     events = chunks(chat_live.post(PATH, CHAT | {"stream": True, "logprobs": True, "top_logprobs": 1}))
     choices = [event["choices"][0] for event in events]
     first, *rest = [choice["delta"] for choice in choices]
@@ -173,7 +164,7 @@ def test_allowed_tools_narrow_the_choice(chat_client: openai.OpenAI) -> None:
 
 
 def test_no_choice_leaves_the_tools_out(chat_live: LiveServer, chat_client: openai.OpenAI) -> None:
-    say(chat_live, "No. " + OFF)
+    chat_live.say("No. " + OFF)
     without = {name: value for name, value in CHAT.items() if name != "tools"}
     plain = chat_client.chat.completions.create(**without)
     answer = chat_client.chat.completions.create(**CHAT, tool_choice="none")
@@ -183,7 +174,7 @@ def test_no_choice_leaves_the_tools_out(chat_live: LiveServer, chat_client: open
 
 
 def test_functions_are_tools_of_an_earlier_time(chat_live: LiveServer, chat_client: openai.OpenAI) -> None:
-    say(chat_live, CALL)
+    chat_live.say(CALL)
     fields = {name: value for name, value in CHAT.items() if name != "tools"} | {"functions": [LIGHT]}
     whole = chat_client.chat.completions.create(**fields)
     choice = whole.choices[0]
@@ -198,9 +189,9 @@ def test_functions_are_tools_of_an_earlier_time(chat_live: LiveServer, chat_clie
 
 
 def test_a_conversation_with_results_goes_on(chat_live: LiveServer, chat_client: openai.OpenAI) -> None:
-    say(chat_live, f"<think>a</think>{CALL}")
+    chat_live.say(f"<think>a</think>{CALL}")
     called = chat_client.chat.completions.create(**CHAT)
-    say(chat_live, "Done.")
+    chat_live.say("Done.")
     history = [
         *MESSAGES,
         called.choices[0].message,
@@ -215,13 +206,13 @@ def test_a_conversation_with_results_goes_on(chat_live: LiveServer, chat_client:
 def test_the_tokens_of_a_prompt_with_tools_are_told(chat_live: LiveServer) -> None:
     turns = [*MESSAGES, *calling("assistant", ARGUMENTS), {"role": "tool", "tool_call_id": "a", "content": "ok"}]
     prompt = {"model": "rill", "messages": turns, "tools": TOOLS}
-    say(chat_live, "Done.")
+    chat_live.say("Done.")
     answer = chat_live.post(PATH, prompt | {"max_tokens": 20}).json()
     assert chat_live.post("/tokenize", prompt).json()["count"] == answer["usage"]["prompt_tokens"]
 
 
 def test_reasoning_is_left_out_where_the_client_says_so(chat_live: LiveServer, chat_client: openai.OpenAI) -> None:
-    say(chat_live, "<think>hm</think>so")
+    chat_live.say("<think>hm</think>so")
     answer = chat_client.chat.completions.create(**CHAT, extra_body={"include_reasoning": False})
     assert shown(answer.choices[0].message) == {"role": "assistant", "content": "so"}
     opened = chat_live.post(PATH, CHAT | {"reasoning_effort": "high"})
@@ -229,7 +220,7 @@ def test_reasoning_is_left_out_where_the_client_says_so(chat_live: LiveServer, c
 
 
 def test_an_answer_cut_off_in_a_call_ends_by_its_length(chat_live: LiveServer) -> None:
-    say(chat_live, CALL)
+    chat_live.say(CALL)
     choice = chat_live.post(PATH, CHAT | {"max_tokens": 25}).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert ARGUMENTS.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
@@ -240,19 +231,11 @@ def test_an_answer_cut_off_in_a_call_ends_by_its_length(chat_live: LiveServer) -
 
 def test_a_call_that_was_cut_off_is_taken_as_history(chat_live: LiveServer) -> None:
     """As the server itself sent it."""
-    say(chat_live, CALL)
+    chat_live.say(CALL)
     message = chat_live.post(PATH, CHAT | {"max_tokens": 25}).json()["choices"][0]["message"]
-    say(chat_live, "Done.")
+    chat_live.say("Done.")
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "no JSON"}
     answer = chat_live.post(PATH, CHAT | {"messages": [*MESSAGES, message, result]})
-    assert answer.json()["choices"][0]["message"]["content"] == "Done.", answer.text
-
-
-@pytest.mark.parametrize("arguments", ["null", "the hall", None, {"room": "hall"}])
-def test_arguments_of_any_kind_are_taken_as_history(chat_live: LiveServer, arguments: Any) -> None:
-    say(chat_live, "Done.")
-    turns = [*MESSAGES, *calling("assistant", arguments), {"role": "tool", "tool_call_id": "a", "content": "ok"}]
-    answer = chat_live.post(PATH, CHAT | {"messages": turns})
     assert answer.json()["choices"][0]["message"]["content"] == "Done.", answer.text
 
 
@@ -269,7 +252,7 @@ def test_a_refusal_is_a_part_of_an_earlier_answer(chat_live: LiveServer) -> None
 def test_keywords_that_are_null_are_as_if_left_out(chat_live: LiveServer) -> None:
     schema = {**SCHEMA, "required": None, "description": None, "$defs": None}
     tools = [{"type": "function", "function": {**LIGHT, "parameters": schema}}]
-    say(chat_live, CALL)
+    chat_live.say(CALL)
     answer = chat_live.post(PATH, CHAT | {"tools": tools, "tool_choice": "required"})
     assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "set_light", answer.text
 
@@ -277,13 +260,13 @@ def test_keywords_that_are_null_are_as_if_left_out(chat_live: LiveServer) -> Non
 def test_a_name_of_128_characters_is_called(chat_live: LiveServer) -> None:
     name = "mcp__" + "x" * 123
     tools = [{"type": "function", "function": {"name": name}}]
-    say(chat_live, f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>')
+    chat_live.say(f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>')
     answer = chat_live.post(PATH, CHAT | {"tools": tools, "tool_choice": "required", "reasoning_effort": "none"})
     assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == name, answer.text
 
 
 def test_several_choices_have_calls_of_their_own(chat_live: LiveServer) -> None:
-    say(chat_live, CALL)
+    chat_live.say(CALL)
     answer = chat_live.post(PATH, CHAT | {"n": 2}).json()
     ids = {choice["message"]["tool_calls"][0]["id"] for choice in answer["choices"]}
     assert len(ids) == 2
@@ -368,7 +351,7 @@ def test_what_is_wrong_is_named(chat_live: LiveServer, fields: dict[str, Any], p
 def test_what_calls_are_not_held_to_is_named(chat_live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     parameters = {"type": "object", "properties": {"to": {"type": "string", "format": "phone"}}}
     tools = [{"type": "function", "function": {"name": "dial", "parameters": parameters}}]
-    say(chat_live, "No.")
+    chat_live.say("No.")
     warning = chat_live.post(PATH, CHAT | {"tools": tools}).headers["x-sluice-warning"]
     assert "format 'phone' is not enforced at #/properties/to in dial" in warning
     info = msgspec.structs.replace(chat_live.engine.info, grammar_kinds=(GrammarKind.JSON_SCHEMA,))

@@ -28,8 +28,8 @@ from sluice.pipelines.encoding.encoder import TextEncoder
 from sluice.pipelines.rag.library import DocumentLibrary, LibrarySettings
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 from sluice.pipelines.rag.types import CollectionInfo
-from sluice.pipelines.text.consumers import give
 from sluice.pipelines.text.model import TextModel, text_model_of
+from sluice.pipelines.text.stream import give
 from sluice.pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model

@@ -17,7 +17,8 @@ from sluice.serving.request import InferResponse
 from sluice.serving.spec import build_spec
 from sluice.serving.tensors.tensor import Array, Tensor
 from tests.paths import DATA
-from tests.serving.backends.ensemble.parts import Models, load
+from tests.serving.backends.builders import Lookup
+from tests.serving.backends.ensemble.parts import load
 
 FOLDER = DATA / "triton" / "models"
 NAMES = (
@@ -154,7 +155,7 @@ def read_config(name: str) -> ModelConfig:
 def recorded_models() -> list[Model]:
     models: list[Model] = [RecordedModel(name) for name in NAMES]
     models += [RecordedModel("versioned", version) for version in (1, 2)]
-    known, loop = Models(*models), asyncio.new_event_loop()
+    known, loop = Lookup(*models), asyncio.new_event_loop()
     ensembles = [loop.run_until_complete(load(read_config(name), known)) for name in ENSEMBLES]
     loop.close()
     return [*models, *ensembles]

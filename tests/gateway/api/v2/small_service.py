@@ -9,11 +9,11 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.api.v2.log_settings import LogSettings
 from sluice.gateway.api.v2.server import V2Server
 from sluice.gateway.api.v2.shared_memory import SharedMemoryRegistry
-from sluice.gateway.api.v2.trace import TraceSettings
+from sluice.gateway.api.v2.trace_settings import TraceSettings
 from sluice.gateway.calls import CallLog
 from sluice.gateway.plane.health import ServerHealth
 from sluice.gateway.plane.models import ModelFinder
-from sluice.gateway.tracing.tracer import Tracer
+from sluice.gateway.telemetry.tracer import Tracer
 from sluice.serving.backend import LoadOverrides
 from sluice.serving.model import Model
 from sluice.serving.repository.managed_model import IndexEntry, ModelState

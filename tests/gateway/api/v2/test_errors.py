@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.api.v2.grpc.unary import GRPC_CODE
+from sluice.gateway.api.v2.grpc.methods import GRPC_CODE
 from sluice.gateway.api.v2.http.exchange import V2_STATUS
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from sluice.gateway.api.v2.log_settings import LogSettings
-from sluice.gateway.api.v2.trace import TraceSettings
-from sluice.gateway.api.v2.trace_values import TraceSetting
+from sluice.gateway.api.v2.trace_settings import TraceSetting, TraceSettings
 from sluice.gateway.telemetry.logs import RequestIdFilter
 from sluice.serving.request import InferRequest
 from tests.errors import error_of

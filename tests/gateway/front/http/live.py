@@ -23,7 +23,6 @@ from sluice.gateway.answers.batches.service import BatchService
 from sluice.gateway.answers.streams.store import StreamStore
 from sluice.gateway.api.apis import open_streams
 from sluice.gateway.api.app import create_app
-from sluice.gateway.api.in_process import InProcessClient
 from sluice.gateway.calls import CallLog
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.server import Server
@@ -157,6 +156,10 @@ class LiveServer(Portless):
             pytest.skip("this test tells the stand-in for an engine what to do")
         return self.stand_in
 
+    def say(self, text: str) -> None:
+        """Have the model write `text` in each answer."""
+        self.runner.script = self.model.tokenizer.encode_words(text, "script")
+
     def request(self, method: str, path: str, **settings: Any) -> httpx.Response:
         return self.client.request(method, path, **settings)
 
@@ -223,7 +226,7 @@ async def _application(
     batches = BatchService(server.plane, server.rooms, config)
     streams = open_streams(server.rooms, config.streams)
     app = create_app(server, config, streams, batches)
-    batches.start(InProcessClient(app))
+    batches.start(app.answer)
     try:
         async with AsyncExitStack() as ports, listening(app, listen_at(path)):
             try:

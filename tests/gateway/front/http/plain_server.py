@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import uvloop
@@ -25,6 +26,26 @@ def serving(app: ASGIApp) -> Iterator[str]:
     listener = listen("127.0.0.1", 0, "--http-port")
     with _running(app, listener):
         yield listener_url(listener)
+
+
+def connect(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname, address.port), PATIENCE_S)
+
+
+def send(url: str, *pieces: bytes) -> bytes:
+    """Return what the server answers until it closes. Each piece comes in a segment of its own."""
+    with connect(url) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        received = b""
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+            while chunk := client.recv(65536):
+                received += chunk
+        except ConnectionError:  # closed with our bytes unread
+            pass
+        return received
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -16,8 +14,7 @@ from starlette.routing import Route
 
 from sluice.gateway.front.http import protocol
 from tests.gateway.front.http.live import LiveServer
-from tests.gateway.front.http.plain_server import serving
-from tests.waiting import PATIENCE_S
+from tests.gateway.front.http.plain_server import send, serving
 
 WISHES = {
     "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",
@@ -61,22 +58,6 @@ def url() -> Iterator[str]:
     ]
     with serving(Starlette(routes=routes)) as url:
         yield url
-
-
-def send(url: str, *pieces: bytes) -> bytes:
-    """Return what the server answers until it closes. Each piece comes in a segment of its own."""
-    address = urlsplit(url)
-    with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        received = b""
-        try:
-            for piece in pieces:
-                client.sendall(piece)
-            while chunk := client.recv(65536):
-                received += chunk
-        except ConnectionError:
-            pass
-        return received
 
 
 def parts(received: bytes) -> list[tuple[int, bytes]]:

@@ -1,11 +1,8 @@
 """Raw bytes at the port: whatever arrives, the next client is served."""
 
 import json
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -15,17 +12,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sluice.gateway.front.http import protocol, server
-from tests.gateway.front.http.plain_server import serving
-from tests.waiting import PATIENCE_S, wait_until
+from tests.gateway.front.http.plain_server import connect, send, serving
+from tests.waiting import wait_until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-@contextmanager
-def connected(url: str) -> Iterator[socket.socket]:
-    address = urlsplit(url)
-    with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
-        yield client
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +26,6 @@ def url() -> Iterator[str]:
     with serving(Starlette(routes=[Route("/", hello, methods=["GET", "POST"])])) as url:
         yield url
         assert httpx.get(url).text == "hello"
-
-
-def exchange(url: str, data: bytes) -> bytes:
-    """Return everything that the server answers to `data` until it closes."""
-    with connected(url) as client:
-        try:
-            client.sendall(data)
-            received = b""
-            while chunk := client.recv(65536):
-                received += chunk
-        except ConnectionError:  # closed with our bytes unread
-            pass
-        return received
 
 
 @pytest.mark.parametrize(
@@ -62,7 +39,7 @@ def exchange(url: str, data: bytes) -> bytes:
     ],
 )
 def test_garbage_is_refused(url: str, garbage: bytes) -> None:
-    answer = exchange(url, garbage)
+    answer = send(url, garbage)
     assert answer.startswith(b"HTTP/1.1 400 "), answer
     assert refusal(answer)["error"].startswith("the request is not valid HTTP: ")
 
@@ -79,14 +56,14 @@ def test_what_is_no_http_is_refused_in_the_protocol_s_shape_under_the_client_s_i
     head = (
         b"POST %s HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n"
     )
-    answer = exchange(url, head % b"/v1/completions")
+    answer = send(url, head % b"/v1/completions")
     assert b"\r\nx-request-id: mine\r\n" in answer
     assert refusal(answer)["error"]["type"] == "invalid_request_error"
-    assert "Transfer-Encoding" in refusal(exchange(url, head % b"/v2"))["error"]
+    assert "Transfer-Encoding" in refusal(send(url, head % b"/v2"))["error"]
 
 
 def test_a_broken_body_is_refused_while_its_request_waits_for_it(url: str) -> None:
-    with connected(url) as client:
+    with connect(url) as client:
         client.sendall(CHUNKED + b"1\r\na\r\n")
         client.sendall(b"ZZZ\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 400 ")
@@ -111,7 +88,7 @@ def test_a_request_to_change_the_protocol_is_answered_without_advice(
     ids=["many headers", "one header", "trailers"],
 )
 def test_a_head_without_end_is_refused(url: str, sent: bytes) -> None:
-    answer = exchange(url, sent)
+    answer = send(url, sent)
     assert answer.startswith(b"HTTP/1.1 431 ")
     assert refusal(answer)["error"].endswith(f"exceed {protocol.MAX_HEAD_BYTES} bytes")
     assert httpx.get(url, headers={"x": "y" * (protocol.MAX_HEAD_BYTES // 2)}).status_code == 200
@@ -127,13 +104,13 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with serving(Starlette(routes=[Route("/", hello)])) as url:
         # A client that is late itself gets 408, and asks again.
-        wait_until(lambda: exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").endswith(b"hello"))
+        wait_until(lambda: send(url, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").endswith(b"hello"))
 
 
 def test_a_head_behind_a_long_body_passes(url: str) -> None:
     """One piece of what arrives may hold both, where a client was answered early and goes on to its next request."""
     body = b"y" * (protocol.MAX_HEAD_BYTES * 2)
-    with connected(url) as client:
+    with connect(url) as client:
         client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
         assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
         client.sendall(body + b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -143,17 +120,17 @@ def test_a_head_behind_a_long_body_passes(url: str) -> None:
 
 def test_a_head_that_never_ends_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.05)
-    answer = exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\n")
+    answer = send(url, b"GET / HTTP/1.1\r\nhost: x\r\n")
     assert answer.startswith(b"HTTP/1.1 408 ") and "did not end" in refusal(answer)["error"]
-    assert exchange(url, b"") == b""
+    assert send(url, b"") == b""
 
 
 def test_the_head_s_deadline_does_not_touch_bodies_and_answers(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
-    with connected(url) as late:
+    with connect(url) as late:
         late.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nconnection: close\r\n\r\na")
         for _ in range(2):  # each waits for longer than a head may take
-            assert exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\n").startswith(b"HTTP/1.1 408 ")
+            assert send(url, b"GET / HTTP/1.1\r\nhost: x\r\n").startswith(b"HTTP/1.1 408 ")
         late.sendall(b"b")
         answer = b"".join(iter(lambda: late.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"ab")
@@ -162,8 +139,8 @@ def test_the_head_s_deadline_does_not_touch_bodies_and_answers(url: str, monkeyp
 def test_more_chunks_than_a_body_may_have_are_refused(url: str) -> None:
     head = CHUNKED.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
     most = head + b"1\r\na\r\n" * protocol.MAX_CHUNKS
-    assert exchange(url, most + b"0\r\n\r\n").endswith(b"a" * protocol.MAX_CHUNKS)
-    answer = exchange(url, most + b"1\r\na\r\n" * 1000)
+    assert send(url, most + b"0\r\n\r\n").endswith(b"a" * protocol.MAX_CHUNKS)
+    answer = send(url, most + b"1\r\na\r\n" * 1000)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"exceeds maximum of 65536 non-empty chunks" in answer
     assert httpx.get(url).text == "hello"
@@ -171,7 +148,7 @@ def test_more_chunks_than_a_body_may_have_are_refused(url: str) -> None:
 
 def test_half_a_request_and_away(url: str) -> None:
     for data in (b"", b"GE", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nhalf"):
-        with connected(url) as client:
+        with connect(url) as client:
             client.sendall(data)
     assert httpx.get(url).text == "hello"
 
@@ -183,4 +160,4 @@ def test_a_client_that_sends_on_reads_why_it_was_refused() -> None:
     with serving(Starlette(routes=[Route("/", refuse, methods=["POST"])])) as refusing:
         size = 32 << 20
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
-        assert exchange(refusing, head + bytes(size)).endswith(b"too large")
+        assert send(refusing, head + bytes(size)).endswith(b"too large")

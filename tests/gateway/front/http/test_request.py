@@ -1,4 +1,5 @@
 import asyncio
+import gc
 from collections.abc import Iterator
 
 import httpx
@@ -12,7 +13,7 @@ from starlette.types import Message
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.front.http import request as request_module
 from sluice.gateway.front.http.errors import install_error_handlers
-from sluice.gateway.front.http.request import parse_scheduling, read_body
+from sluice.gateway.front.http.request import parse_scheduling, read_body, run_while_connected
 from sluice.gateway.options.http import RequestOptions
 from tests.errors import error_of
 from tests.gateway.front.http.plain_server import serving
@@ -80,6 +81,19 @@ def test_a_client_that_stops_half_way_is_given_up(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SluiceError, match="stopped arriving") as caught:
         asyncio.run(read_body(request, LIMIT))
     assert caught.value.code is ErrorCode.DEADLINE
+
+
+async def test_a_failure_in_the_turn_of_the_deadline_is_not_logged_as_lost() -> None:
+    lost: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
+    work = asyncio.ensure_future(run_while_connected(request_with().receive, read_body(request_with({}), LIMIT)))
+    await asyncio.sleep(0)
+    work.cancel()
+    await asyncio.wait((work,))
+    assert work.cancelled()
+    del work
+    gc.collect()
+    assert not lost
 
 
 NOTHING = RequestOptions()

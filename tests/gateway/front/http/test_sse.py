@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from urllib.parse import urlsplit
 
 import httpx
 import orjson
@@ -24,8 +23,8 @@ from sluice.gateway.calls import Call, CallLog, CallObserver
 from sluice.gateway.front.http.errors import install_error_handlers, openai_error_body
 from sluice.gateway.front.http.guard import Guard, GuardMiddleware
 from sluice.gateway.front.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_frame, push_all
-from sluice.pipelines.llm.waking import held_listener
-from tests.gateway.front.http.plain_server import serving
+from sluice.pipelines.llm.activity import held_listener
+from tests.gateway.front.http.plain_server import connect, serving
 from tests.waiting import PATIENCE_S
 
 Frames = Callable[[], AsyncGenerator[bytes, None]]
@@ -157,7 +156,7 @@ class Ended(CallObserver):
 
 
 def test_only_the_head_of_a_stream_is_sent_where_no_more_was_asked_for() -> None:
-    with serving(app(two_frames)) as url, connect(url, b"HEAD") as client:
+    with serving(app(two_frames)) as url, ask(url, b"HEAD") as client:
         client.sendall(b"GET /nothing HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: client.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 200 OK")
@@ -212,10 +211,9 @@ class Watched:
             self.closed.set()
 
 
-def connect(url: str, method: bytes = b"GET") -> socket.socket:
+def ask(url: str, method: bytes = b"GET") -> socket.socket:
     """A client that has sent a request and reads nothing."""
-    address = urlsplit(url)
-    client = socket.create_connection((address.hostname, address.port), PATIENCE_S)
+    client = connect(url)
     client.sendall(b"%b / HTTP/1.1\r\nhost: test\r\n\r\n" % method)
     return client
 
@@ -223,7 +221,7 @@ def connect(url: str, method: bytes = b"GET") -> socket.socket:
 @pytest.mark.parametrize("num_frames", [0, 1])
 def test_a_client_that_leaves_closes_the_stream_queued_or_not(num_frames: int) -> None:
     watched = Watched(num_frames)
-    with serving(app(watched.frames)) as url, connect(url) as client:
+    with serving(app(watched.frames)) as url, ask(url) as client:
         assert watched.waiting.wait(PATIENCE_S)
         assert not watched.closed.is_set()
         client.close()
@@ -255,7 +253,7 @@ def test_silence_within_a_stream_is_broken_and_its_frames_stay_whole() -> None:
             asked.append((asyncio.get_running_loop(), asyncio.Event()))
             await asked[-1][1].wait()
 
-    with serving(app(frames, keep_alive_s=0.04)) as url, connect(url) as client:
+    with serving(app(frames, keep_alive_s=0.04)) as url, ask(url) as client:
         for number in (b"1", b"2"):
             answer = read_until(client, chunk(PING) * 2)
             assert answer.endswith(chunk(b"data: %b\n\n" % number) + chunk(PING) * 2)
@@ -295,7 +293,7 @@ def test_a_client_that_reads_nothing_holds_the_stream_back_and_may_still_leave()
         finally:
             closed.set()
 
-    with serving(app(flood)) as url, connect(url) as client:
+    with serving(app(flood)) as url, ask(url) as client:
         assert is_blocked.wait(PATIENCE_S)
         assert not closed.is_set()
         client.close()

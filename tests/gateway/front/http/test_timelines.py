@@ -5,11 +5,11 @@ from typing import Any
 
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.tracing import TracingOptions
+from sluice.gateway.telemetry.tracer import Tracer
 from sluice.gateway.tenancy.access.identity import Identity, RouteGroup
 from sluice.gateway.tenancy.access.keys import make_key
-from sluice.gateway.tracing.tracer import Tracer
-from sluice.record.spans import current_span
-from sluice.record.timelines import TimelineOwner, TimelineRing, Timelines
+from sluice.record.spans import TimelineRing, current_span
+from sluice.record.timelines import TimelineOwner, Timelines
 from tests.gateway.front.http.live import MODEL, LiveServer, live_server
 
 BODY = {"model": MODEL, "prompt": "Hello there", "max_tokens": 5, "ignore_eos": True}

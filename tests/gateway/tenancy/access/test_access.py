@@ -4,19 +4,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from sluice.engine.config import EngineConfig
+from sluice.gateway.answers.batches.line_run import RouteAnswers
 from sluice.gateway.api.app import make_guard
-from sluice.gateway.api.in_process import InProcessClient
 from sluice.gateway.calls import CallLog, current_identity
-from sluice.gateway.front.http.guard import GuardMiddleware
+from sluice.gateway.front.http.guard import RequestTracing
 from sluice.gateway.telemetry.metrics import GatewayMetrics
+from sluice.gateway.telemetry.tracer import Tracer
 from sluice.gateway.tenancy.access.control import AccessControl
 from sluice.gateway.tenancy.access.identity import Identity, RouteGroup
 from sluice.gateway.tenancy.access.keys import make_key, revoke_key
 from sluice.gateway.tenancy.access.ring import KeyRing
+from sluice.record.spans import TimelineRing, current_span
 from tests.engine.capable import CapableEngine
 from tests.gateway.front.http.live import MODEL, LiveServer, live_server
 
@@ -166,15 +168,18 @@ async def test_work_that_goes_on_ends_with_its_key() -> None:
     calls = CallLog(AccessControl(ring))
     statuses = []
 
-    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
-        identity = current_identity()
-        assert identity is sender
-        await Response(b"{}")(scope, receive, send)
+    async def handle(request: Request) -> Response:
+        assert current_identity() is sender
+        assert current_span.get() is not None
+        return Response(await request.body())
 
-    answer = InProcessClient(GuardMiddleware(inner, make_guard(GatewayMetrics(), calls)))
+    urls = ("/v1/completions", "/v1/embeddings")
+    tracing = RequestTracing(Tracer(TimelineRing(8)), lambda name: ())
+    answer = RouteAnswers(make_guard(GatewayMetrics(), calls, tracing=tracing), dict.fromkeys(urls, handle))
     sender = new.stored.identity
-    for url in ("/v1/completions", "/v1/embeddings"):
+    for url in urls:
         statuses.append((await answer(url, b"{}", request_id="1", tenant="", sender=sender)).status)
+        assert current_span.get() is None, "the next request of this task is another one"
     ring.keep([revoke_key(new.stored)])
     refused = await answer("/v1/completions", b"{}", request_id="1", tenant="", sender=sender)
     assert [*statuses, refused.status] == [200, 403, 401]

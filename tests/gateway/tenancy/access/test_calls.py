@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from queue import Queue
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,10 +10,10 @@ from tritonclient.grpc import service_pb2
 
 from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.api.openai.embeddings import EmbeddingRequest, _write_answer
+from sluice.gateway.api.openai.encoders import EmbeddingRequest, write_vectors
 from sluice.gateway.calls import Call, CallLog, CallObserver, hold_call
 from sluice.gateway.telemetry.metrics import GatewayMetrics
-from sluice.pipelines.encoding.encoder import Embeddings
+from sluice.pipelines.encoding.encoder import Embeddings, TextEncoder
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.answering import MODEL, Answering, answering
 from tests.gateway.front.http.live import SteppedRunner
@@ -179,5 +179,5 @@ async def test_texts_that_are_encoded_count() -> None:
     calls.observe(notes)
     call = calls.open("openai", "/v1/embeddings", "id")
     fields = EmbeddingRequest.model_validate({"model": "m", "input": ["a", "b"]})
-    await _write_answer(Encoder(), fields, {}, "embedding", "embedding")
+    await write_vectors(cast(TextEncoder, Encoder()), fields, {}, "embedding", "embedding")
     assert (call.prompt_tokens, notes.admitted) == (7, [(9, 0)])

@@ -1,7 +1,7 @@
 """Nothing is reached without a key: every route of both HTTP applications, and every RPC."""
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import httpx
@@ -16,7 +16,7 @@ from tritonclient.grpc import service_pb2
 
 from sluice.gateway.answers.batches.service import BatchService
 from sluice.gateway.api.app import create_metrics_app, make_guard
-from sluice.gateway.api.v2.grpc.access import API_CATEGORIES
+from sluice.gateway.api.v2.grpc.methods import API_CATEGORIES
 from sluice.gateway.assembly import make_application
 from sluice.gateway.calls import CallLog
 from sluice.gateway.front.http.access import _find_place, find_place
@@ -98,8 +98,7 @@ async def applications(calls: CallLog, tmp_path: Any) -> tuple[ASGIApp, ASGIApp,
     config = ServeConfig(batches=BatchOptions(state_path=str(tmp_path)))
     server = empty_server(config, accounts=Accounts(calls), library=library)
     app = make_application(server, config, BatchService(server.plane, server.rooms, config))
-    inner: FastAPI = app._app  # type: ignore[attr-defined]
-    found = {*routes_of(inner), *routes_of_v2()}
+    found = {*routes_of(cast(FastAPI, app._app)), *routes_of_v2()}
     return app, create_metrics_app(server.metrics, calls), sorted(found)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from sluice.gateway.calls import CallLog
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.options.streams import StreamOptions
+from sluice.gateway.options.streams import ResumeOptions
 from sluice.gateway.tenancy.access import control
 from sluice.gateway.tenancy.access.control import AccessControl
 from sluice.gateway.tenancy.access.identity import Identity
@@ -52,7 +52,7 @@ STREAMS: dict[str, tuple[str, str, Any, str]] = {
 
 @pytest.fixture(scope="module")
 def keys() -> Iterator[Keys]:
-    with live_server(ServeConfig(streams=StreamOptions(resume_s=20.0))) as live:
+    with live_server(ServeConfig(streams=ResumeOptions(resume_s=20.0))) as live:
         found = Keys(live)
         found.make(name="first")
         yield found

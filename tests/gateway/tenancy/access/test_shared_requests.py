@@ -6,19 +6,16 @@ from typing import Any
 
 import pytest
 
-from sluice.engine.config import EngineConfig
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.options.goodput import GoodputTargets
 from sluice.gateway.telemetry.metrics import GatewayMetrics
 from sluice.pipelines.text.stream import current_prompt, share_request
 from sluice.pipelines.text.types import TextEvent
-from tests.engine.in_process_client import InProcessEngineClient
-from tests.gateway.answering import MODEL, Answering, answering
-from tests.gateway.front.http.live import SteppedRunner
+from tests.gateway.answering import MODEL, Answering
 from tests.gateway.front.http.sse import events_of
+from tests.gateway.tenancy.access import test_calls
 from tests.gateway.tenancy.access.test_calls import Notes
-from tests.paths import RILL_TOKENIZER
 
 SAMPLED = {"max_tokens": 4, "temperature": 1.0, "ignore_eos": True}
 LONG = {"prompt": [7] * 40, **SAMPLED}
@@ -33,16 +30,7 @@ COMPLETIONS = [
 Counted = tuple[Answering, Notes]
 
 
-@pytest.fixture(scope="module")
-def answers() -> Iterator[Counted]:
-    def make_engine() -> InProcessEngineClient:
-        runner = notes.runner = SteppedRunner(256)
-        return InProcessEngineClient(EngineConfig(model_path="none"), runner)
-
-    notes = Notes()
-    with answering(make_engine, RILL_TOKENIZER) as served:
-        served.server.accounts.calls.observe(notes)
-        yield served, notes
+answers = test_calls.answers
 
 
 @pytest.fixture

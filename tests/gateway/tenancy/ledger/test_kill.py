@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from sluice.gateway.tenancy.ledger.rows import LedgerRow, sum_days, today
-from sluice.gateway.tenancy.ledger.sqlite import SqliteLedger
-from sluice.gateway.tenancy.ledger.store import UsageQuery
+from sluice.gateway.tenancy.ledger.store import UsageQuery, open_ledger
 from tests.gateway.tenancy.ledger.test_stores import read_all
 from tests.server_process import ServerProcess, running_bundled
 from tests.waiting import PATIENCE_S, wait_for
@@ -78,7 +77,7 @@ def wait_for_rows(path: Path, at_least: int) -> Sequence[LedgerRow]:
 
 def read_ledger(path: Path) -> tuple[Sequence[LedgerRow], list[tuple[object, ...]]]:
     async def read() -> tuple[Sequence[LedgerRow], list[tuple[object, ...]]]:
-        store, day = SqliteLedger(path), today()
+        store, day = open_ledger(str(path)), today()
         try:
             return await read_all(store, day, day), await store.sum_usage(UsageQuery(day, day, ()))
         finally:

@@ -16,8 +16,7 @@ from sluice.gateway.tenancy.ledger import ledger as module
 from sluice.gateway.tenancy.ledger.ledger import CallLedger
 from sluice.gateway.tenancy.ledger.prices import ModelPrices, PriceTable, read_prices
 from sluice.gateway.tenancy.ledger.rows import LedgerRow, today
-from sluice.gateway.tenancy.ledger.sqlite import SqliteLedger
-from sluice.gateway.tenancy.ledger.store import LedgerBatch
+from sluice.gateway.tenancy.ledger.store import LedgerBatch, open_ledger
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.answering import MODEL, Answering, answering
@@ -178,7 +177,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Answering
 
     path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
     with answering(make_engine, RILL_TOKENIZER) as served:
-        ledger = CallLedger(SqliteLedger(path), PRICES)
+        ledger = CallLedger(open_ledger(str(path)), PRICES)
         served.server.accounts.calls.observe(ledger)
         served.server.rooms.join(close=ledger.close)
         yield served, path
@@ -191,7 +190,7 @@ async def test_rows_of_a_server_s_calls(served: tuple[Answering, Path]) -> None:
     server.client.get(f"/v2/models/{MODEL}/config")
     server.client.post("/v1/completions", json={"model": "nope", "prompt": "a"})
     server.client.post("/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 10**9})
-    day, other = today(), SqliteLedger(path)
+    day, other = today(), open_ledger(str(path))
 
     async def are_all_there() -> list[LedgerRow]:
         rows = await read_all(other, day, day)
@@ -215,7 +214,7 @@ async def test_a_full_disk_holds_rows_back_and_loses_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_S", 0.01)
-    ledger = CallLedger(SqliteLedger(tmp_path / "ledger.sqlite"), PRICES)
+    ledger = CallLedger(open_ledger(str(tmp_path / "ledger.sqlite")), PRICES)
     ledger.end(ended_call(request_id="first"))
     await ledger.flush()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -16,10 +16,16 @@ from sluice.gateway.calls import Call
 from sluice.gateway.options.config import read_config
 from sluice.gateway.options.option import OptionError
 from sluice.gateway.tenancy.access.identity import Identity
-from sluice.gateway.tenancy.ledger import lines
-from sluice.gateway.tenancy.ledger.access_log import AccessLog
-from sluice.gateway.tenancy.ledger.lines import LineWriter, RotatingFile, StandardOutput
-from sluice.gateway.tenancy.ledger.request_log import MAX_CONTENT_BYTES, Redaction, RequestLog
+from sluice.gateway.tenancy.ledger import logs
+from sluice.gateway.tenancy.ledger.logs import (
+    MAX_CONTENT_BYTES,
+    AccessLog,
+    LineWriter,
+    Redaction,
+    RequestLog,
+    RotatingFile,
+    StandardOutput,
+)
 from tests.gateway.front.http.live import MODEL, live_server
 from tests.gateway.tenancy.ledger.test_ledger import ended_call
 
@@ -79,7 +85,7 @@ async def test_a_client_cannot_write_a_line_of_its_own() -> None:
 async def test_lines_are_lost_and_counted_where_they_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lines, "_MAX_WAITING", 3)
+    monkeypatch.setattr(logs, "_MAX_WAITING", 3)
     kept = Kept()
     kept.error = OSError("No space left on device")
     log = LineWriter[int]("access", kept, str)
@@ -163,9 +169,7 @@ async def test_hashes_alone_are_the_default(tmp_path: Path) -> None:
 async def test_a_part_of_the_requests_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chances = iter([0.1, 0.9, 0.2])
     # Only this module's: other threads of the tests draw random numbers too.
-    monkeypatch.setattr(
-        "sluice.gateway.tenancy.ledger.request_log.random", SimpleNamespace(random=lambda: next(chances))
-    )
+    monkeypatch.setattr("sluice.gateway.tenancy.ledger.logs.random", SimpleNamespace(random=lambda: next(chances)))
     log = RequestLog(RotatingFile(tmp_path / "log", 1 << 20, 1), Redaction(()), sample_rate=0.5)
     for model in ("a", "b", ""):
         call = ended_call(model)

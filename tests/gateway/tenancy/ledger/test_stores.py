@@ -10,10 +10,8 @@ import apsw
 import pytest
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.tenancy.ledger.opening import open_ledger
 from sluice.gateway.tenancy.ledger.rows import DAY_US, LedgerRow, day_number, sum_days
-from sluice.gateway.tenancy.ledger.sqlite import LEDGER_SCHEMA, SqliteLedger
-from sluice.gateway.tenancy.ledger.store import LedgerBatch, LedgerStore, UsageQuery
+from sluice.gateway.tenancy.ledger.store import LEDGER_SCHEMA, LedgerBatch, LedgerStore, UsageQuery, open_ledger
 from sluice.state.connections import Schema
 
 DAY = date(2026, 3, 1)
@@ -34,12 +32,15 @@ def batch(rows: list[LedgerRow], number: int = 1, writer: str = "a") -> LedgerBa
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LedgerStore]:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        place = str(tmp_path / "ledger.sqlite")
-    else:
-        fixture = pytest.importorskip("tests.pipelines.rag.stores.postgres_fixture")
-        place = f"{fixture.shared_server().url(fixture.shared_database())}?schema=ledger_{next(_numbers)}"
+        return str(tmp_path / "ledger.sqlite")
+    fixture = pytest.importorskip("tests.pipelines.rag.stores.postgres_fixture")
+    return f"{fixture.shared_server().url(fixture.shared_database())}?schema=ledger_{next(_numbers)}"
+
+
+@pytest.fixture
+async def store(place: str) -> AsyncIterator[LedgerStore]:
     opened = open_ledger(place)
     yield opened
     await opened.close()
@@ -98,12 +99,9 @@ async def test_exports_read_page_by_page(store: LedgerStore, monkeypatch: pytest
     assert await read_all(store) == [*others, *rows]
 
 
-async def test_writers_share_one_place(store: LedgerStore, tmp_path: Path) -> None:
-    if not isinstance(store, SqliteLedger):
-        writers = [store] * 8
-    else:
-        writers = [SqliteLedger(tmp_path / "ledger.sqlite") for _ in range(8)]
-        await store.write(batch([], 1))  # SQLite does not wait for another that turns a new file's log on
+async def test_writers_share_one_place(store: LedgerStore, place: str) -> None:
+    await store.write(batch([], 1))  # SQLite does not wait for another that turns a new file's log on
+    writers = [open_ledger(place) for _ in range(8)]
 
     async def work(writer: LedgerStore, name: str) -> None:
         for number in range(5):

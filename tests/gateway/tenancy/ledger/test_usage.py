@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from sluice.cli.usage.command import command
+from sluice.cli.usage import command
 from sluice.gateway.tenancy.access.identity import Identity, RouteGroup
 from sluice.gateway.tenancy.access.keys import make_key
 from sluice.gateway.tenancy.ledger.ledger import CallLedger
 from sluice.gateway.tenancy.ledger.prices import PriceTable
 from sluice.gateway.tenancy.ledger.rows import LedgerRow, today
-from sluice.gateway.tenancy.ledger.sqlite import SqliteLedger
+from sluice.gateway.tenancy.ledger.store import open_ledger
 from tests.gateway.front.http.live import MODEL, LiveServer, live_server
 from tests.gateway.tenancy.ledger.test_stores import batch, row
 
@@ -28,7 +28,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    store = SqliteLedger(tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
+    store = open_ledger(str(tmp_path_factory.mktemp("ledger") / "ledger.sqlite"))
     ledger = CallLedger(store, PriceTable(), only_known=True)
     with live_server(ledger=ledger) as live:
         live.server.accounts.calls.observe(ledger, only_known=True)

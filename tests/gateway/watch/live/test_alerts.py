@@ -7,7 +7,7 @@ from pytest import MonkeyPatch
 from sluice.engine.config import EngineConfig
 from sluice.gateway.watch.live import alerts
 from sluice.gateway.watch.live.alerts import AlertJudge
-from tests.cli.live.gateway import MODEL, PacedRunner, live_gateway
+from tests.cli.live_gateway import MODEL, PacedRunner, live_gateway
 
 
 def test_alerts_are_what_the_doctor_says(tmp_path: Path, monkeypatch: MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ import pytest
 from webencodings.labels import LABELS
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.documents import html, readers
-from sluice.pipelines.rag.documents.encodings import find_declaration, find_encoding
+from sluice.pipelines.rag.documents import html, sandbox_worker
+from sluice.pipelines.rag.documents.extract import find_declaration, find_encoding
 
 SAMPLES = {
     "utf-8": ("naïve 文字", "utf-8"),
@@ -154,13 +154,13 @@ def test_a_page_that_is_not_utf_8_and_declares_nothing_is_refused(content: bytes
 
 @pytest.mark.parametrize("format", ["text", "markdown"])
 def test_text_is_read_in_the_encoding_that_the_sender_names(format: str) -> None:
-    assert readers.read_document(format, b"caf\xe9 \x93x\x94", 100, "windows-1252").text == "café “x”"
-    assert readers.read_document(format, b"\xef\xbb\xbfcaf\xc3\xa9", 100, "windows-1252").text == "café"
+    assert sandbox_worker.read_document(format, b"caf\xe9 \x93x\x94", 100, "windows-1252").text == "café “x”"
+    assert sandbox_worker.read_document(format, b"\xef\xbb\xbfcaf\xc3\xa9", 100, "windows-1252").text == "café"
 
 
 def test_a_bad_byte_of_text_is_refused_by_its_offset() -> None:
     with pytest.raises(SluiceError, match="not EUC-KR text: byte 0xff at offset 4") as caught:
-        readers.read_document("text", "단어".encode("cp949") + b"\xff", 100, "euc-kr")
+        sandbox_worker.read_document("text", "단어".encode("cp949") + b"\xff", 100, "euc-kr")
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "content")
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.documents.formats import detect_format
-from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
+from sluice.pipelines.rag.documents.parse import ParseLimits, detect_format, parse_document
 from sluice.pipelines.rag.types import DocumentFormat, Heading
 
 TEXT, MARKDOWN, HTML, PDF = DocumentFormat

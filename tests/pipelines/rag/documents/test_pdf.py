@@ -77,21 +77,19 @@ def test_the_title_is_what_an_author_wrote(given: str, title: str) -> None:
     assert read(["text"], title=given).title == title
 
 
-def test_a_pdf_of_images_is_refused() -> None:
-    assert "no text layer" in fault_of(Pdf([[], []]).to_bytes()).message
-
-
-def test_a_pdf_without_pages_is_refused() -> None:
-    assert "no pages" in fault_of(Pdf([]).to_bytes()).message
-
-
-@pytest.mark.parametrize("content", [b"%PDF-1.7 junk", b"no PDF at all", Pdf([["text"]]).to_bytes()[:200]])
-def test_a_broken_pdf_is_refused(content: bytes) -> None:
-    assert "broken or truncated" in fault_of(content).message
-
-
-def test_an_encrypted_pdf_is_refused() -> None:
-    assert "encrypted" in fault_of(Pdf([["secret"]], trailer=ENCRYPTED).to_bytes()).message
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (Pdf([[], []]).to_bytes(), "no text layer"),
+        (Pdf([]).to_bytes(), "no pages"),
+        (b"%PDF-1.7 junk", "broken or truncated"),
+        (b"no PDF at all", "broken or truncated"),
+        (Pdf([["text"]]).to_bytes()[:200], "broken or truncated"),
+        (Pdf([["secret"]], trailer=ENCRYPTED).to_bytes(), "encrypted"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(content: bytes, said: str) -> None:
+    assert said in fault_of(content).message
 
 
 def test_more_text_than_the_limit_is_refused() -> None:

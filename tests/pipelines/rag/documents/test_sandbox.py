@@ -16,7 +16,7 @@ import uvloop
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.rag.documents import parse as parsing
 from sluice.pipelines.rag.documents.parse import ParseLimits, parse_document
-from sluice.pipelines.rag.documents.readers import read_document
+from sluice.pipelines.rag.documents.sandbox_worker import read_document
 from sluice.pipelines.rag.types import DocumentFormat, ParsedDocument
 from tests.pipelines.rag.documents.pdf_writer import Pdf
 from tests.waiting import PATIENCE_S, until

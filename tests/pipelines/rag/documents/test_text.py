@@ -3,12 +3,12 @@
 import pytest
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.documents import readers
+from sluice.pipelines.rag.documents import sandbox_worker
 from sluice.pipelines.rag.documents.extract import decode_text
 
 
 def test_paragraphs_are_what_blank_lines_part() -> None:
-    extract = readers.read_text(b"\none\ntwo\n \t\n\n  three\n\nfour\n\n")
+    extract = sandbox_worker.read_text(b"\none\ntwo\n \t\n\n  three\n\nfour\n\n")
     assert extract.text == "\none\ntwo\n \t\n\n  three\n\nfour\n\n"
     assert [extract.text[place:][:5] for place in extract.breaks] == ["three", "four\n"]
 

@@ -11,7 +11,7 @@ from sluice.pipelines.text.sampling import SamplingDefaults
 from sluice.pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
-from tests.pipelines.rag.parts import Lookup
+from tests.serving.backends.builders import Lookup
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from sluice.serving.backend import BackendContext
 from sluice.serving.model import infer_one
 from sluice.serving.request import InferRequest, Parameter
 from sluice.serving.spec import ModelSource
-from tests.pipelines.rag.parts import Lookup, texts_tensor
+from tests.pipelines.rag.parts import texts_tensor
+from tests.serving.backends.builders import Lookup
 
 CONFIG = 'name: "rag_prompt" backend: "rag_prompt" max_batch_size: 32 '
 

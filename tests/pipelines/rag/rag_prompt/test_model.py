@@ -8,17 +8,17 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.rag_prompt.backend import RagPromptModel
-from sluice.pipelines.rag.rag_prompt.request import derive_salt
+from sluice.pipelines.rag.rag_prompt.backend import RagPromptModel, derive_salt
 from sluice.pipelines.text.citations import EncodingProgress, encode_progress
-from sluice.pipelines.text.text_tensors import decode_messages
+from sluice.pipelines.text.tensor_model import decode_messages
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferRequest
 from sluice.serving.spec import ModelSpec
 from tests import paths
-from tests.pipelines.rag.parts import Lookup, parameter, texts_tensor
+from tests.pipelines.rag.parts import parameter, texts_tensor
 from tests.pipelines.rag.rag_prompt.parts import ask, load, request, source
+from tests.serving.backends.builders import Lookup
 
 SENTENCE = "A request that can never fit into the free blocks is refused at once. "
 QUEUE = source("queue.md", SENTENCE, title="Queue")

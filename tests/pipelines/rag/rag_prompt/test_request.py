@@ -1,8 +1,8 @@
 import pytest
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.prompts.assembly import join_system_messages, split_exchanges
-from sluice.pipelines.rag.rag_prompt.request import choose_salt, derive_salt, parse_history
+from sluice.pipelines.rag.rag_prompt.assembly import join_system_messages, split_exchanges
+from sluice.pipelines.rag.rag_prompt.backend import choose_salt, derive_salt, parse_history
 from sluice.pipelines.text.types import ChatMessage
 
 

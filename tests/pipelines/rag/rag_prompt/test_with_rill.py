@@ -12,15 +12,15 @@ from sluice.engine.config import EngineConfig
 from sluice.pipelines.llm.configuration import default_llm_config
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_loading import load_text
+from sluice.pipelines.llm.text_models import load_text
 from sluice.pipelines.rag.rag_prompt.backend import RagPromptModel
 from sluice.pipelines.text.citations import Source
 from sluice.serving.model import infer_one
 from sluice.serving.request import InferRequest
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.paths import MODELS
-from tests.pipelines.rag.parts import Lookup
 from tests.pipelines.rag.rag_prompt.parts import load, request, source
+from tests.serving.backends.builders import Lookup
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 """One engine serves all tests."""

@@ -4,11 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluice.pipelines.rag import owner_keys
 from sluice.pipelines.rag.library import DocumentLibrary
 from sluice.pipelines.rag.retriever import RetrieverModel
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
-from sluice.pipelines.rag.types import CollectionSpec
+from sluice.pipelines.rag.types import CollectionSpec, hash_key
 from tests.pipelines.rag.retriever.parts import DIM, library_of, loaded
 from tests.pipelines.rag.stores.corpus import put
 
@@ -27,7 +26,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await store.open()
     await store.create_collection(CollectionSpec("docs", "query_encoder", DIM))
     await store.create_collection(CollectionSpec("new", "query_encoder", DIM))
-    await store.create_collection(CollectionSpec("mine", "query_encoder", DIM, (owner_keys.hash_key("open sesame"),)))
+    await store.create_collection(CollectionSpec("mine", "query_encoder", DIM, (hash_key("open sesame"),)))
     directions = np.eye(DIM, dtype=np.float32)
     for direction, (name, text) in zip(directions, TEXTS.items(), strict=False):
         row = np.asarray(direction[np.newaxis], np.float32)

@@ -19,7 +19,8 @@ from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferRequest, Parameter
 from sluice.serving.spec import ModelSource
 from sluice.serving.tensors.tensor import Tensor
-from tests.pipelines.rag.parts import Lookup, texts_tensor
+from tests.pipelines.rag.parts import texts_tensor
+from tests.serving.backends.builders import Lookup
 
 DIM = 4
 CONFIG = 'name: "retriever" backend: "retriever" max_batch_size: 32 '

@@ -4,8 +4,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.stores.postgres.index_trial import IndexTrial, IndexTrials
-from sluice.pipelines.rag.stores.postgres.terms import MAX_QUERY_TERMS, extract_query_terms, extract_terms
+from sluice.pipelines.rag.stores.postgres.rows import MAX_QUERY_TERMS, extract_query_terms, extract_terms
+from sluice.pipelines.rag.stores.postgres.search import IndexTrial, IndexTrials
 from sluice.pipelines.rag.types import CollectionInfo, CollectionSpec
 from sluice.state.postgres import parse_address
 

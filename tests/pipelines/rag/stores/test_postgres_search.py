@@ -9,7 +9,7 @@ import pytest
 
 from sluice.pipelines.encoding import Vector, Vectors
 from sluice.pipelines.rag.filters import Operator
-from sluice.pipelines.rag.stores.postgres.documents import CollectionRow
+from sluice.pipelines.rag.stores.postgres.rows import CollectionRow
 from sluice.pipelines.rag.stores.postgres.search import SearchScope, SearchTuning, index_search_width
 from sluice.pipelines.rag.stores.postgres.store import PostgresStore
 from sluice.pipelines.rag.types import CollectionInfo, CollectionSpec

@@ -15,7 +15,7 @@ import pytest
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.rag.filters import Operator
-from sluice.pipelines.rag.stores.sqlite import schema, segments, word_index
+from sluice.pipelines.rag.stores.sqlite import indexes, schema
 from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 from sluice.pipelines.rag.types import CollectionSpec
 from sluice.state.connections import FileLimits
@@ -93,7 +93,7 @@ async def test_places_of_deleted_documents_are_used_again(tmp_path: Path) -> Non
         num_segments = _count(path, "segments")
         for index in range(0, 30, 2):
             await put(store, f"d{index:02}", ["text"] * 20)
-        assert _count(path, "segments") == num_segments == -(-600 // segments.SLOTS)
+        assert _count(path, "segments") == num_segments == -(-600 // indexes.SLOTS)
         for index in range(30):
             await store.delete_document("docs", f"d{index:02}")
     for table in ("segments", "segment_vectors", "chunks", "documents", "attributes"):
@@ -124,7 +124,7 @@ async def test_in_a_large_collection_words_of_every_chunk_take_no_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Frequent words are used if a question has no others."""
-    monkeypatch.setattr(word_index, "_MANY_CHUNKS", 8)
+    monkeypatch.setattr(indexes, "_MANY_CHUNKS", 8)
     async with opened(tmp_path / "rag.sqlite") as store:
         await store.create_collection(SPEC)
         for index in range(9):

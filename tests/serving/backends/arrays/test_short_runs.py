@@ -197,7 +197,7 @@ def watchers() -> set[threading.Thread]:
     return {each for each in threading.enumerate() if each.name == "loop-watch"}
 
 
-class Stopped:
+class Stopped(StoppableRun):
     """A run that was stopped before it began."""
 
     is_stopped = True

@@ -1,7 +1,9 @@
-"""Models that tests answer by hand, and ensembles of them."""
+"""Lookup that tests answer by hand, and ensembles of them."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from google.protobuf import text_format
@@ -15,6 +17,7 @@ from sluice.serving.model import Model
 from sluice.serving.request import InferRequest, InferResponse, Parameters, SequenceFlag
 from sluice.serving.spec import ModelSource, build_spec
 from sluice.serving.tensors.tensor import Array, Tensor
+from tests.serving.backends.builders import Lookup
 
 
 def config_of(text: str) -> ModelConfig:
@@ -92,24 +95,11 @@ class FunctionModel(Model):
         pass
 
 
-class Models:
-    """Lookup of the loaded models."""
-
-    def __init__(self, *models: Model) -> None:
-        self.by_name: dict[str, Model] = {model.name: model for model in models}
-
-    def find(self, name: str, version: int = -1) -> Model:
-        model = self.by_name.get(name)
-        if model is None or version not in (-1, model.version):
-            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return model
-
-
-async def load(config: ModelConfig, models: Models, folder: Path = Path("nowhere")) -> EnsembleModel:
+async def load(config: ModelConfig, models: Lookup, folder: Path = Path("nowhere")) -> EnsembleModel:
     context = BackendContext(models)
     model = await EnsembleBackend().load(ModelSource(folder, 1, config), context)
     assert isinstance(model, EnsembleModel)
-    models.by_name[model.name] = model
+    models.models[model.name] = model
     return model
 
 
@@ -184,3 +174,93 @@ def request(
         correlation_id=correlation_id,
         sequence=sequence,
     )
+
+
+class Script:
+    """What happens to one request to an ensemble of held models, in words.
+
+    `talk=7` answers the first request to the step talk with Y [7], `talk.1=7` the second one, and `talk=` with nothing.
+    `talk~7` is a response with more to come, and `talk!7` an error with that message. `-` cancels the request.
+    """
+
+    def __init__(
+        self, steps: str, *, streams: str = "", given: Mapping[str, Model] | None = None, **options: Any
+    ) -> None:
+        """Each step of `steps` is a model that the script answers, but those `given`. Those in `streams` are decoupled.
+        `options` are those of `ensemble_config`, and `optional` of `simple_config`."""
+        self._events: list[str] = []
+        self._given = given or {}
+        self._optional = options.pop("optional", "")
+        self._streams = streams.split()
+        self._config = ensemble_config(steps, **options)
+        self.held: dict[str, HeldModel] = {}
+
+    def _model(self, step: Any) -> Model:
+        name = step.model_name
+        if (found := self._given.get(name)) is not None:
+            return found
+        config = simple_config(
+            name, inputs="".join(step.input_map), is_decoupled=name in self._streams, optional=self._optional
+        )
+        self.held[name] = _ToldModel(config, self._events)
+        return self.held[name]
+
+    async def play(self, words: str, asked: InferRequest | None = None) -> str:
+        """Return what each word leads to, after what the request itself does: `>talk 7` is a request to a step, with
+        its inputs by their names, and `xtalk` a cancelled one; `s=7,z=1` is a response, the last one with a dot. That
+        of a request that streams begins with `~`."""
+        models = Lookup(*map(self._model, self._config.ensemble_scheduling.step))
+        model, asked = await load(self._config, models), asked or request()
+        told = [["~"] if model.is_decoupled_for(asked) else []]
+        self._events.clear()
+        job = model.submit(asked, lambda response: self._events.append(_describe(response)))
+        for word in ["", *words.split()]:
+            if word:
+                told.append([])
+                self._do(word, job)
+            told[-1] += sorted(self._events, key=lambda event: (event[0] != "x", event if event[0] == "x" else ""))
+            self._events.clear()
+        if job.is_finished:
+            assert all(each.num_in_flight == 0 for each in (model, *models.models.values()))
+        return " | ".join(" ".join(each) for each in told)
+
+    def _do(self, word: str, job: InferJob) -> None:
+        if word == "-":
+            job.cancel()
+            return
+        place, kind, value = re.fullmatch(r"([a-z.0-9]+)([=~!])(.*)", word).groups()  # type: ignore[union-attr]
+        name, _, index = place.partition(".")
+        if kind == "!":
+            error = SluiceError(ErrorCode.UNAVAILABLE, value, param="X")
+            self.held[name].jobs[int(index or 0)].respond(InferResponse(error=error, is_final=False))
+            return
+        tensors = [Tensor.of("Y", floats(float(value)))] if value else []
+        self.held[name].jobs[int(index or 0)].respond(InferResponse(tensors, is_final=kind == "="))
+
+
+class _ToldModel(HeldModel):
+    """Tells of its requests, and of those that are cancelled."""
+
+    def __init__(self, config: ModelConfig, events: list[str]) -> None:
+        super().__init__(config)
+        self._events = events
+
+    def _start(self, job: InferJob) -> None:
+        self._events.append(
+            f">{self.name} {','.join(_number(job.request.inputs[name]) for name in sorted(job.request.inputs))}"
+        )
+        super()._start(job)
+
+    def _cancelled(self, job: InferJob) -> None:
+        self._events.append(f"x{self.name}")
+        super()._cancelled(job)
+
+
+def _number(tensor: Tensor) -> str:
+    return f"{tensor.array.ravel()[0].item():g}"
+
+
+def _describe(response: InferResponse) -> str:
+    said = "" if response.error is None else f"({response.error.message})"
+    outputs = ",".join(f"{each.name}={_number(each)}" for each in response.outputs)
+    return said + outputs + "." * response.is_final

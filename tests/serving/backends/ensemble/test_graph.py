@@ -12,10 +12,10 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.model import infer_one
 from sluice.serving.request import InferRequest
 from sluice.serving.tensors.tensor import Tensor
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.ensemble.parts import (
     FunctionModel,
     HeldModel,
-    Models,
     ensemble_config,
     load,
     request,
@@ -108,7 +108,7 @@ def refusals() -> dict[str, Refusal]:
 async def test_what_does_not_fit_is_refused_in_tritons_words(case: str) -> None:
     steps, models, rest, said = refusals()[case]
     with pytest.raises(SluiceError) as caught:
-        await load(ensemble_config(steps, **rest), Models(*models))
+        await load(ensemble_config(steps, **rest), Lookup(*models))
     assert (caught.value.code, caught.value.message) == (ErrorCode.INVALID, said)
 
 
@@ -116,7 +116,7 @@ async def test_a_batch_of_one_is_taken_apart_for_a_model_that_does_not_batch() -
     batching = FunctionModel(simple_config("first", dims="2", max_batch_size=4), lambda X: {"Y": X + 1})
     plain = FunctionModel(simple_config("second", dims="2"), lambda X: {"Y": X * 2})
     config = ensemble_config(CHAIN, extra="max_batch_size: 4", dims="2")
-    model = await load(config, Models(batching, plain))
+    model = await load(config, Lookup(batching, plain))
     response = await infer_one(model, request({"a": np.array([[1, 2]], np.float32)}))
     assert plain.requests[0].inputs["X"].shape == (2,)
     assert response.outputs[0].array.tolist() == [[4, 6]]
@@ -125,7 +125,7 @@ async def test_a_batch_of_one_is_taken_apart_for_a_model_that_does_not_batch() -
 async def test_a_whole_batch_passes_as_one_tensor_where_it_fits() -> None:
     batching = FunctionModel(simple_config("first", dims="2", max_batch_size=4), lambda X: {"Y": X + 1})
     plain = FunctionModel(simple_config("second", dims="-1, 2"), lambda X: {"Y": X * 2})
-    model = await load(ensemble_config(CHAIN, extra="max_batch_size: 4", dims="2"), Models(batching, plain))
+    model = await load(ensemble_config(CHAIN, extra="max_batch_size: 4", dims="2"), Lookup(batching, plain))
     response = await infer_one(model, request({"a": np.ones((3, 2), np.float32)}))
     assert response.outputs[0].array.tolist() == [[4, 4]] * 3
     await infer_one(model, request({"a": np.ones((1, 2), np.float32)}))
@@ -138,7 +138,7 @@ async def test_strings_keep_their_wire_form_where_a_batch_is_taken_apart() -> No
     )
     config = ensemble_config("first: X=a -> Y=z", dims="1")
     config.input[0].data_type = config.output[0].data_type = 13
-    model = await load(config, Models(batching))
+    model = await load(config, Lookup(batching))
     text = Tensor("a", "BYTES", (1,), raw=b"\x02\0\0\0hi")
     response = await infer_one(model, InferRequest({"a": text}))
     assert batching.requests[0].inputs["X"].shape == (1, 1)
@@ -151,7 +151,7 @@ async def test_reshape_of_the_ensemble_s_own_tensors() -> None:
     config.input[0].dims[:] = [2, -1]
     config.output[0].dims[:] = [1, 2, -1]
     config.output[0].reshape.shape[:] = [2, -1]
-    model = await load(config, Models(first))
+    model = await load(config, Lookup(first))
     response = await infer_one(model, request({"a": np.ones((2, 3), np.float32)}))
     assert response.outputs[0].shape == (1, 2, 3)
 
@@ -161,7 +161,7 @@ async def test_a_reshaped_output_of_a_model_that_does_not_batch() -> None:
     config = ensemble_config("first: X=a -> Y=z", dims="2", extra="max_batch_size: 4")
     config.output[0].dims[:] = [1, 2]
     config.output[0].reshape.shape[:] = [2]
-    model = await load(config, Models(first))
+    model = await load(config, Lookup(first))
     response = await infer_one(model, request({"a": np.ones((1, 2), np.float32)}))
     assert response.outputs[0].shape == (1, 1, 2)
 
@@ -172,5 +172,5 @@ async def test_labels_are_the_steps_where_the_ensemble_has_none(tmp_path: Path) 
     config = ensemble_config("first: X=a -> Y=y V=z", outputs="yz")
     config.output[1].label_filename = "own.txt"
     (tmp_path / "own.txt").write_text("uno\ndos\n")
-    model = await load(config, Models(first), tmp_path)
+    model = await load(config, Lookup(first), tmp_path)
     assert model.labels == {"y": ["cat", "dog"], "z": ["uno", "dos"]}

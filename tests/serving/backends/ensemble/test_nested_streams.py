@@ -8,11 +8,11 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.backends.ensemble.backend import EnsembleModel
 from sluice.serving.job import InferJob
 from sluice.serving.request import InferRequest, InferResponse
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.ensemble.parts import (
     Caller,
     FunctionModel,
     HeldModel,
-    Models,
     ensemble_config,
     floats,
     load,
@@ -52,21 +52,7 @@ async def found_and_told(talk: HeldModel) -> tuple[EnsembleModel, HeldModel]:
     """Load an ensemble with a step whose output is one of the ensemble and the input of the streaming step."""
     find = plain("find")
     config = ensemble_config("find: X=a -> Y=s; talk: X=s -> Y=z", outputs="zs")
-    return await load(config, Models(find, talk)), find
-
-
-async def test_outputs_before_the_stream_go_out_first_and_once() -> None:
-    talk = streaming("talk")
-    model, find = await found_and_told(talk)
-    caller = Caller(model, request())
-    find.answer(0, Y=floats(7))
-    assert names(caller.responses) == [["s"]]
-    assert not caller.only.is_final
-    for value in (1, 2):
-        talk.answer(0, is_final=value == 2, Y=floats(value))
-    assert names(caller.responses) == [["s"], ["z"], ["z"]]
-    assert (caller.values("s"), caller.values("z")) == ([7.0], [1.0, 2.0])
-    assert [each.is_final for each in caller.responses] == [False, False, True]
+    return await load(config, Lookup(find, talk)), find
 
 
 async def test_steps_that_answer_at_once_keep_the_order() -> None:
@@ -78,7 +64,7 @@ async def test_steps_that_answer_at_once_keep_the_order() -> None:
 
     find = FunctionModel(simple_config("find"), lambda X: {"Y": X + 6})
     config = ensemble_config("find: X=a -> Y=s; talk: X=s -> Y=z", outputs="zs")
-    model = await load(config, Models(find, Burst(simple_config("talk", is_decoupled=True))))
+    model = await load(config, Lookup(find, Burst(simple_config("talk", is_decoupled=True))))
     caller = Caller(model, request())
     assert names(caller.responses) == [["s"], ["z"], ["z"], ["z"]]
     assert caller.responses[-1].is_final
@@ -119,13 +105,13 @@ async def test_an_input_of_the_ensemble_may_say_that_it_streams() -> None:
             return "W" in request.inputs and bool(request.inputs["W"].array[0])
 
     talk = ByInput(simple_config("talk", inputs="XW", is_decoupled=True))
-    model = await load(ensemble_config("talk: X=a W=w -> Y=z", inputs="aw"), Models(talk))
+    model = await load(ensemble_config("talk: X=a W=w -> Y=z", inputs="aw"), Lookup(talk))
     for value in (0.0, 1.0):
         assert model.is_decoupled_for(request({"a": floats(1), "w": floats(value)})) is bool(value)
 
 
 async def test_an_ensemble_of_an_ensemble_streams_as_that_does() -> None:
-    models = Models(on_request())
+    models = Lookup(on_request())
     inner = ensemble_config("talk: X=a -> Y=z")
     inner.name = "inner"
     await load(inner, models)
@@ -134,50 +120,12 @@ async def test_an_ensemble_of_an_ensemble_streams_as_that_does() -> None:
     assert outer.is_decoupled_for(request(parameters={"stream": True}))
 
 
-async def test_what_only_lies_before_the_stream_is_one_response() -> None:
-    talk = streaming("talk")
-    model, find = await found_and_told(talk)
-    asked = request(outputs=("s",))
-    assert not model.is_decoupled_for(asked)
-    caller = Caller(model, asked)
-    find.answer(0, Y=floats(7))
-    assert names(caller.responses) == [["s"]]
-    assert caller.only.is_final
-    assert not talk.jobs
-
-
-async def test_each_response_of_a_stream_meets_what_lies_before_it() -> None:
-    talk, find = streaming("talk"), plain("find")
-    config = ensemble_config("find: X=a -> Y=s; talk: X=a -> Y=t; join: X=s W=t -> Y=z")
-    caller = Caller(await load(config, Models(find, talk, joining())), request())
-    assert not talk.jobs, "the stream begins when what it meets is there"
-    find.answer(0, Y=floats(7))
-    for value in (1, 2):
-        talk.answer(0, is_final=value == 2, Y=floats(value))
-    assert caller.values() == [701.0, 702.0]
-    assert caller.responses[-1].is_final
-
-
-async def test_the_request_s_own_values_reach_through_two_streams() -> None:
-    outer, inner = streaming("outer"), streaming("inner")
-    config = ensemble_config("outer: X=a -> Y=t; inner: X=t -> Y=u; join: X=b W=u -> Y=z", inputs="ab", outputs="zt")
-    caller = Caller(await load(config, Models(outer, inner, joining())), request({"a": floats(0), "b": floats(5)}))
-    outer.answer(0, is_final=False, Y=floats(1))
-    inner.answer(0, is_final=False, Y=floats(11))
-    outer.answer(0, is_final=True, Y=floats(2))
-    inner.answer(1, is_final=True, Y=floats(21))
-    inner.answer(0, is_final=True, Y=floats(12))
-    assert names(caller.responses) == [["t"], ["z"], ["z"], ["t"], ["z"]]
-    assert (caller.values("t"), caller.values("z")) == ([1.0, 2.0], [511.0, 512.0, 521.0])
-    assert [each.is_final for each in caller.responses] == [False, False, False, False, True]
-
-
 @pytest.mark.parametrize("seed", range(20))
 async def test_whatever_the_order_every_response_meets_its_own(seed: int) -> None:
     random = Random(seed)
     outer, inner, find = streaming("outer"), streaming("inner"), plain("find")
     steps = "find: X=a -> Y=s; outer: X=a -> Y=t; inner: X=t -> Y=u; join: X=s W=u -> Y=z"
-    caller = Caller(await load(ensemble_config(steps, outputs="zts"), Models(find, outer, inner, joining())), request())
+    caller = Caller(await load(ensemble_config(steps, outputs="zts"), Lookup(find, outer, inner, joining())), request())
     models, number = [find, outer, inner], 0
     told: dict[float, list[float]] = {}
     while open_jobs := [(each, i) for each in models for i, job in enumerate(each.jobs) if not job.is_finished]:
@@ -207,7 +155,7 @@ async def test_a_model_that_streams_after_all_is_refused() -> None:
 
     find, talk = plain("find"), Surprising(simple_config("talk", is_decoupled=True))
     config = ensemble_config("find: X=a -> Y=s; talk: X=s -> Y=z")
-    caller = Caller(await load(config, Models(find, talk)), request())
+    caller = Caller(await load(config, Lookup(find, talk)), request())
     find.answer(0, Y=floats(1))
     assert caller.error.code is ErrorCode.UNIMPLEMENTED
     assert "model 'talk' gives any number of responses" in caller.error.message
@@ -217,7 +165,7 @@ async def test_schedules_for_all_that_clients_ask_are_bounded() -> None:
     letters = "bcdefgh"
     steps = ";".join(f"m{each}: X=a -> Y={each}" for each in letters)
     models = [FunctionModel(simple_config(f"m{each}"), lambda X: {"Y": X}) for each in letters]
-    model = await load(ensemble_config(steps, outputs=letters), Models(*models))
+    model = await load(ensemble_config(steps, outputs=letters), Lookup(*models))
     for mask in range(1, 2 ** len(letters)):
         wanted = tuple(each for bit, each in enumerate(letters) if mask >> bit & 1)
         caller = Caller(model, request(outputs=wanted))

@@ -7,11 +7,11 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.backends.ensemble.backend import EnsembleModel
 from sluice.serving.request import InferResponse
 from sluice.serving.tensors.tensor import Array, Tensor
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.ensemble.parts import (
     Caller,
     FunctionModel,
     HeldModel,
-    Models,
     ensemble_config,
     floats,
     load,
@@ -30,7 +30,7 @@ async def over(model: HeldModel) -> EnsembleModel:
     last = FunctionModel(simple_config("last", dims="1", max_batch_size=4), lambda X: {"Y": X * 10})
     steps = f"first: X=a -> Y=s; {model.name}: X=s -> Y=t; last: X=t -> Y=z"
     config = ensemble_config(steps, outputs="zt", extra="max_batch_size: 4", dims="1")
-    return await load(config, Models(first, model, last))
+    return await load(config, Lookup(first, model, last))
 
 
 async def test_the_rows_run_side_by_side_and_come_back_in_order() -> None:
@@ -78,7 +78,7 @@ async def test_cancelling_reaches_every_row() -> None:
 async def test_rows_of_different_shapes_make_no_batch() -> None:
     single = HeldModel(simple_config("single"))
     config = ensemble_config("single: X=a -> Y=z", extra="max_batch_size: 4")
-    caller = Caller(await load(config, Models(single)), request({"a": np.ones((2, 3), np.float32)}))
+    caller = Caller(await load(config, Lookup(single)), request({"a": np.ones((2, 3), np.float32)}))
     single.answer(0, Y=floats(1))
     single.jobs[1].respond(InferResponse([Tensor.of("Y", floats(1, 2))]))
     assert "model 'single' answered the rows of a batch with tensors of different shapes" in caller.error.message
@@ -100,5 +100,5 @@ async def test_strings(num_rows: int) -> None:
     config = ensemble_config("single: X=a -> Y=z", extra="max_batch_size: 4", dims="1")
     config.input[0].data_type = config.output[0].data_type = 13
     words = [[b"a"], [b"b"], [b"c"]][:num_rows]
-    caller = Caller(await load(config, Models(single)), request({"a": np.array(words, object)}))
+    caller = Caller(await load(config, Lookup(single)), request({"a": np.array(words, object)}))
     assert caller.only.outputs[0].array.tolist() == [[word.upper()] for [word] in words]

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import weakref
 from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from sluice.serving.model import infer_one
 from sluice.serving.request import InferResponse, Parameters, SequenceFlag
 from sluice.serving.tensors.tensor import Array, Tensor
 from tests.recordings import find_span, parents, recorded
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.ensemble.parts import (
     Caller,
     FunctionModel,
     HeldModel,
-    Models,
+    Script,
     ensemble_config,
     floats,
     load,
@@ -29,42 +31,97 @@ from tests.serving.backends.ensemble.parts import (
 from tests.waiting import PATIENCE_S
 
 CHAIN = "first: X=a -> Y=b; second: X=b -> Y=z"
+FOUND = "find: X=a -> Y=s; talk: X=s -> Y=z"
+ONE = "ensemble_scheduling { max_inflight_requests: 1 }"
 DIAMOND = "head: X=a -> Y=b; left: X=b -> Y=c; right: X=b -> Y=d; tail: X=c W=d -> Y=z"
 
 
-async def diamond() -> tuple[Models, dict[str, HeldModel]]:
+HELD: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "each step starts when the last of its inputs is there": (
+        *(DIAMOND, {}, "head=2 right=3 left=4 tail=5"),
+        ">head 1 | >left 2 >right 2 |  | >tail 3,4 | z=5.",
+    ),
+    "the order of the configuration is none": (
+        *("second: X=b -> Y=z; first: X=a -> Y=b", {}, "first=2 second=20"),
+        ">first 1 | >second 2 | z=20.",
+    ),
+    "a step that leaves out all its outputs has still answered": (
+        *("first: X=a -> Y=b; second: X=a W=b -> Y=z", {"optional": "W"}, "first= second=4"),
+        ">first 1 | >second 1 | z=4.",
+    ),
+    "only what is asked for runs": (
+        *("head: X=a -> Y=b; left: X=b -> Y=y; right: X=b -> Y=z", {"outputs": "yz", "asked": "z"}, "head=2 right=3"),
+        ">head 1 | >right 2 | z=3.",
+    ),
+    "a cancelled request cancels every step that runs": (
+        *(DIAMOND, {}, "head=2 -"),
+        ">head 1 | >left 2 >right 2 | xleft xright",
+    ),
+    "an error ends the request and cancels the other branch": (
+        *(DIAMOND, {}, "head=2 left!bad"),
+        ">head 1 | >left 2 >right 2 | xleft xright (in ensemble 'whole', model 'left': bad).",
+    ),
+    "responses of steps that overtake each other keep their order": (
+        *(CHAIN, {"streams": "first"}, "first~0 first~1 first~2 first=3 second.2=2 second.1=1 second.0=0 second.3=3"),
+        "~ >first 1 | >second 0 | >second 1 | >second 2 | >second 3 |  |  | z=0 z=1 z=2 | z=3.",
+    ),
+    "an error within the stream ends it": (
+        *(CHAIN, {"streams": "first"}, "first~1 second=1 first~2 first!bad"),
+        "~ >first 1 | >second 1 | z=1 | >second 2 | xfirst xsecond (in ensemble 'whole', model 'first': bad).",
+    ),
+    "cancelling in the middle reaches every step": (
+        *(CHAIN, {"streams": "first second"}, "first~1 first~2 second~1 -"),
+        "~ >first 1 | >second 1 | >second 2 | z=1 | xfirst xsecond xsecond",
+    ),
+    "a limited step loses nothing of the stream": (
+        *(CHAIN, {"streams": "first", "extra": ONE}, "first~0 first~1 first=2 second=0 second.1=1 second.2=2"),
+        "~ >first 1 | >second 0 |  |  | z=0 >second 1 | z=1 >second 2 | z=2.",
+    ),
+    "nor where the step behind it answers at once": (
+        *("first: X=a -> Y=b; second: X=b -> Y=c; copy: X=c -> Y=z", {"streams": "first", "extra": ONE}),
+        *("first~0 first=1 second=0 second.1=1", "~ >first 1 | >second 0 |  | z=0 >second 1 | z=1."),
+    ),
+    "a plain step may say its end later": ("only: X=a -> Y=z", {}, "only~1 only=", ">only 1 | z=1 | ."),
+    "outputs before the stream go out once": (
+        *(FOUND, {"streams": "talk", "outputs": "zs"}, "find=7 talk~1 talk=2"),
+        "~ >find 1 | >talk 7 s=7 | z=1 | z=2.",
+    ),
+    "what only lies before the stream is one response": (
+        *(FOUND, {"streams": "talk", "outputs": "zs", "asked": "s"}, "find=7"),
+        ">find 1 | s=7.",
+    ),
+    "each response of a stream meets what lies before it, where the stream begins then": (
+        *("find: X=a -> Y=s; talk: X=a -> Y=t; join: X=s W=t -> Y=z", {"streams": "talk"}, "find=7 talk~1 talk=2"),
+        "~ >find 1 | >talk 1 | z=701 | z=702.",
+    ),
+    "the request's own values reach through two streams": (
+        "outer: X=a -> Y=t; inner: X=t -> Y=u; join: X=b W=u -> Y=z",
+        {"streams": "outer inner", "inputs": "ab", "outputs": "zt"},
+        "outer~1 inner~11 outer=2 inner.1=21 inner=12",
+        "~ >outer 1 | >inner 1 t=1 | z=511 | >inner 2 |  | z=512 t=2 z=521.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HELD)
+async def test_what_each_answer_of_a_step_leads_to(case: str) -> None:
+    steps, options, words, expected = HELD[case]
+    given = {
+        "join": FunctionModel(simple_config("join", inputs="XW"), lambda X, W: {"Y": X * 100 + W}),
+        "copy": FunctionModel(simple_config("copy"), lambda X: {"Y": X}),
+    }
+    options = {"given": given} | options
+    inputs = {name: floats(value) for name, value in zip(options.get("inputs", "a"), (1, 5), strict=False)}
+    asked = request(inputs, outputs=tuple(options.pop("asked", "")))
+    assert await Script(steps, **options).play(words, asked) == expected
+
+
+async def diamond() -> tuple[Lookup, dict[str, HeldModel]]:
     held = {name: HeldModel(simple_config(name)) for name in ("head", "left", "right")}
     held["tail"] = HeldModel(simple_config("tail", inputs="XW"))
-    models = Models(*held.values())
+    models = Lookup(*held.values())
     await load(ensemble_config(DIAMOND), models)
     return models, held
-
-
-async def test_each_step_starts_when_the_last_of_its_inputs_is_there() -> None:
-    models, held = await diamond()
-    caller = Caller(models.find("whole"), request())
-    assert [len(held[name].jobs) for name in ("head", "left", "right", "tail")] == [1, 0, 0, 0]
-    held["head"].answer(0, Y=floats(2))
-    assert [len(held[name].jobs) for name in ("left", "right", "tail")] == [1, 1, 0]
-    held["right"].answer(0, Y=floats(3))
-    assert not held["tail"].jobs
-    held["left"].answer(0, Y=floats(4))
-    assert {name: each.array.tolist() for name, each in held["tail"].jobs[0].request.inputs.items()} == {
-        "X": [4.0],
-        "W": [3.0],
-    }
-    assert not caller.responses
-    held["tail"].answer(0, Y=floats(5))
-    assert caller.only.is_final
-    assert caller.values() == [5.0]
-
-
-async def test_steps_of_the_wrong_order_in_the_configuration_run_in_the_right_one() -> None:
-    models = Models(FunctionModel(simple_config("first"), lambda X: {"Y": X + 1}))
-    models.by_name["second"] = FunctionModel(simple_config("second"), lambda X: {"Y": X * 10})
-    model = await load(ensemble_config("second: X=b -> Y=z; first: X=a -> Y=b"), models)
-    response = await infer_one(model, request())
-    assert response.outputs[0].array.tolist() == [20.0]
 
 
 async def test_a_tensor_is_handed_on_and_not_copied() -> None:
@@ -84,7 +141,7 @@ async def test_a_tensor_is_handed_on_and_not_copied() -> None:
 async def test_wire_bytes_are_handed_on_and_not_copied() -> None:
     first = HeldModel(simple_config("first"))
     second = HeldModel(simple_config("second"))
-    model = await load(ensemble_config(CHAIN), Models(first, second))
+    model = await load(ensemble_config(CHAIN), Lookup(first, second))
     caller = Caller(model, request())
     wire = memoryview(floats(1, 2, 3).tobytes())
     first.jobs[0].respond(InferResponse([Tensor("Y", "FP32", (3,), raw=wire)]))
@@ -103,7 +160,7 @@ async def test_each_step_runs_in_its_request_s_context() -> None:
         return {"Y": X}
 
     first = HeldModel(simple_config("first"))
-    model = await load(ensemble_config(CHAIN), Models(first, FunctionModel(simple_config("second"), note)))
+    model = await load(ensemble_config(CHAIN), Lookup(first, FunctionModel(simple_config("second"), note)))
     for name in ("one", "two"):
         who.set(name)
         Caller(model, request())
@@ -116,29 +173,23 @@ async def test_each_step_runs_in_its_request_s_context() -> None:
 async def test_outputs_come_last_of_the_configuration_first() -> None:
     model = await load(
         ensemble_config("both: X=a -> P=y Q=z", outputs="zy"),
-        Models(FunctionModel(simple_config("both", outputs="PQ"), lambda X: {"P": X, "Q": -X})),
+        Lookup(FunctionModel(simple_config("both", outputs="PQ"), lambda X: {"P": X, "Q": -X})),
     )
     response = await infer_one(model, request())
     assert [each.name for each in response.outputs] == ["y", "z"]
     assert response.outputs[1].array.tolist() == [-1.0]
 
 
-async def test_an_error_ends_the_request_and_cancels_the_other_branch() -> None:
+async def test_the_error_of_a_step_keeps_its_code_and_the_name_of_the_field() -> None:
     models, held = await diamond()
     caller = Caller(models.find("whole"), request())
-    held["head"].answer(0, Y=floats(2))
-    held["left"].jobs[0].fail(SluiceError(ErrorCode.UNAVAILABLE, "out of order", param="X"))
-    expected = "in ensemble 'whole', model 'left': out of order"
-    assert (caller.error.code, caller.error.message) == (ErrorCode.UNAVAILABLE, expected)
-    assert caller.error.param == "X"
-    assert held["right"].num_cancelled == 1
-    assert not held["tail"].jobs
-    assert all(model.num_in_flight == 0 for model in (*held.values(), models.find("whole")))
+    held["head"].jobs[0].fail(SluiceError(ErrorCode.UNAVAILABLE, "out of order", param="X"))
+    assert (caller.error.code, caller.error.param) == (ErrorCode.UNAVAILABLE, "X")
 
 
 async def test_what_a_step_refuses_is_the_request_s_error() -> None:
     first = FunctionModel(simple_config("first"), lambda X: {"Y": X.reshape(-1, 1)})
-    model = await load(ensemble_config(CHAIN), Models(first, HeldModel(simple_config("second"))))
+    model = await load(ensemble_config(CHAIN), Lookup(first, HeldModel(simple_config("second"))))
     with pytest.raises(SluiceError) as caught:
         await infer_one(model, request(id="7"))
     assert caught.value.message.startswith("in ensemble 'whole', [request id: 7] unexpected shape for input 'X'")
@@ -146,21 +197,11 @@ async def test_what_a_step_refuses_is_the_request_s_error() -> None:
     assert model.num_in_flight == 0
 
 
-async def test_a_cancelled_request_cancels_every_step_that_runs() -> None:
-    models, held = await diamond()
-    caller = Caller(models.find("whole"), request())
-    held["head"].answer(0, Y=floats(2))
-    caller.job.cancel()
-    assert (held["left"].num_cancelled, held["right"].num_cancelled) == (1, 1)
-    assert not caller.responses
-    assert all(model.num_in_flight == 0 for model in (*held.values(), models.find("whole")))
-
-
 async def test_a_step_that_is_gone_refuses_the_request_before_any_step_runs() -> None:
     first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
-    models = Models(first, second)
+    models = Lookup(first, second)
     model = await load(ensemble_config(CHAIN), models)
-    del models.by_name["second"]
+    del models.models["second"]
     with pytest.raises(SluiceError, match="'second' is not found"):
         Caller(model, request())
     assert not first.jobs
@@ -170,10 +211,10 @@ async def test_a_step_that_is_gone_refuses_the_request_before_any_step_runs() ->
 
 async def test_a_request_keeps_the_models_that_it_began_with() -> None:
     first, old = HeldModel(simple_config("first")), FunctionModel(simple_config("second"), lambda X: {"Y": X * 2})
-    models = Models(first, old)
+    models = Lookup(first, old)
     whole = await load(ensemble_config(CHAIN), models)
     caller = Caller(whole, request())
-    models.by_name["second"] = FunctionModel(simple_config("second"), lambda X: {"Y": X * 3})
+    models.models["second"] = FunctionModel(simple_config("second"), lambda X: {"Y": X * 3})
     unloading = asyncio.create_task(old.unload())
     await asyncio.sleep(0)
     assert not unloading.done(), "it is held by the request under way"
@@ -183,12 +224,12 @@ async def test_a_request_keeps_the_models_that_it_began_with() -> None:
     second = Caller(whole, request())
     first.answer(1, Y=floats(2))
     assert second.values() == [6.0]
-    assert all(model.num_in_flight == 0 for model in (whole, first, *models.by_name.values()))
+    assert all(model.num_in_flight == 0 for model in (whole, first, *models.models.values()))
 
 
 async def test_a_model_that_is_going_away_begins_nothing_new() -> None:
     first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
-    whole = await load(ensemble_config(CHAIN), Models(first, second))
+    whole = await load(ensemble_config(CHAIN), Lookup(first, second))
     await second.unload()
     with pytest.raises(SluiceError, match="'second' version 1 is being unloaded"):
         Caller(whole, request())
@@ -199,7 +240,7 @@ async def test_a_fixed_version_is_asked_for() -> None:
     config = ensemble_config(CHAIN)
     config.ensemble_scheduling.step[0].model_version = 1
     first = HeldModel(simple_config("first"))
-    models = Models(first, HeldModel(simple_config("second")))
+    models = Lookup(first, HeldModel(simple_config("second")))
     Caller(await load(config, models), request())
     assert len(first.jobs) == 1
     config.ensemble_scheduling.step[0].model_version = 2
@@ -207,22 +248,9 @@ async def test_a_fixed_version_is_asked_for() -> None:
         await load(config, models)
 
 
-async def test_only_what_is_asked_for_runs() -> None:
-    models = Models(*(HeldModel(simple_config(name)) for name in ("head", "left", "right")))
-    steps = "head: X=a -> Y=b; left: X=b -> Y=y; right: X=b -> Y=z"
-    caller = Caller(await load(ensemble_config(steps, outputs="yz"), models), request(outputs=("z",)))
-    held = [models.by_name[name] for name in ("head", "left", "right")]
-    assert all(isinstance(each, HeldModel) for each in held)
-    head, left, right = (each for each in held if isinstance(each, HeldModel))
-    head.answer(0, Y=floats(2))
-    assert not left.jobs
-    right.answer(0, Y=floats(3))
-    assert [each.name for each in caller.only.outputs] == ["z"]
-
-
 async def test_steps_are_asked_as_the_ensemble_was() -> None:
     first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
-    model = await load(ensemble_config(CHAIN), Models(first, second))
+    model = await load(ensemble_config(CHAIN), Lookup(first, second))
     given = request(id="r", parameters={"p": 1}, priority=2, correlation_id=4, sequence=SequenceFlag.START)
     given.tenant, given.protocol = "t", "v2_grpc"
     caller = Caller(model, given)
@@ -239,7 +267,7 @@ async def test_steps_are_asked_as_the_ensemble_was() -> None:
 async def chain(*, streams: bool) -> tuple[EnsembleModel, HeldModel, HeldModel]:
     """Load two steps, of which the second may give any number of responses."""
     first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second", is_decoupled=streams))
-    return await load(ensemble_config(CHAIN), Models(first, second)), first, second
+    return await load(ensemble_config(CHAIN), Lookup(first, second)), first, second
 
 
 @pytest.mark.parametrize(("streams", "most"), [(True, 1_000_000), (False, 3_000_000)])
@@ -269,7 +297,7 @@ async def test_a_time_limit_ends_a_step_that_knows_none() -> None:
 
 async def test_a_step_s_response_may_move_on_to_another_sequence() -> None:
     first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
-    caller = Caller(await load(ensemble_config(CHAIN), Models(first, second)), request())
+    caller = Caller(await load(ensemble_config(CHAIN), Lookup(first, second)), request())
     first.answer(0, parameters={"sequence_id": "other", "sequence_end": True}, Y=floats(1))
     assert (second.jobs[0].request.correlation_id, second.jobs[0].request.sequence) == ("other", SequenceFlag.END)
     second.answer(0, Y=floats(1))
@@ -278,7 +306,7 @@ async def test_a_step_s_response_may_move_on_to_another_sequence() -> None:
 
 async def test_a_sequence_of_a_wrong_type_fails_the_request() -> None:
     first = HeldModel(simple_config("first"))
-    caller = Caller(await load(ensemble_config("first: X=a -> Y=z"), Models(first)), request())
+    caller = Caller(await load(ensemble_config("first: X=a -> Y=z"), Lookup(first)), request())
     first.answer(0, parameters={"sequence_start": 1}, Y=floats(1))
     assert "expect parameter 'sequence_start' to be TRITONSERVER_PARAMETER_BOOL" in caller.error.message
 
@@ -289,7 +317,7 @@ async def test_an_optional_input_that_is_not_given_reaches_no_step() -> None:
     )
     config = ensemble_config("first: X=a W=b -> Y=z", inputs="ab")
     config.input[1].optional = True
-    model = await load(config, Models(first))
+    model = await load(config, Lookup(first))
     assert (await infer_one(model, request())).outputs[0].array.tolist() == [1.0]
     assert list(first.requests[0].inputs) == ["X"]
     given = request({"a": floats(1), "b": floats(2)})
@@ -302,7 +330,7 @@ async def test_an_output_that_a_step_leaves_out_may_be_an_optional_input(caplog:
         HeldModel(simple_config("first", outputs="YV")),
         HeldModel(simple_config("second", inputs="XW", optional="W")),
     )
-    model = await load(ensemble_config("first: X=a -> Y=b V=c; second: X=b W=c -> Y=z"), Models(first, second))
+    model = await load(ensemble_config("first: X=a -> Y=b V=c; second: X=b W=c -> Y=z"), Lookup(first, second))
     caller = Caller(model, request())
     first.answer(0, Y=floats(2))
     assert list(second.jobs[0].request.inputs) == ["X"]
@@ -312,20 +340,8 @@ async def test_an_output_that_a_step_leaves_out_may_be_an_optional_input(caplog:
     assert "in ensemble 'whole': Composing models did not output tensor z" in caplog.messages
 
 
-async def test_a_step_that_leaves_out_all_its_outputs_has_still_answered() -> None:
-    first = HeldModel(simple_config("first"))
-    second = HeldModel(simple_config("second", inputs="XW", optional="W"))
-    model = await load(ensemble_config("first: X=a -> Y=b; second: X=a W=b -> Y=z"), Models(first, second))
-    caller = Caller(model, request())
-    assert not second.jobs
-    first.answer(0)
-    assert list(second.jobs[0].request.inputs) == ["X"]
-    second.answer(0, Y=floats(4))
-    assert caller.values() == [4.0]
-
-
 async def test_ensembles_within_ensembles() -> None:
-    models = Models(FunctionModel(simple_config("twice"), lambda X: {"Y": X * 2}))
+    models = Lookup(FunctionModel(simple_config("twice"), lambda X: {"Y": X * 2}))
     inner = ensemble_config("twice: X=a -> Y=z")
     inner.name = "inner"
     await load(inner, models)
@@ -335,7 +351,7 @@ async def test_ensembles_within_ensembles() -> None:
 
 async def test_closing_ends_what_is_under_way() -> None:
     first = HeldModel(simple_config("first"))
-    model = await load(ensemble_config("first: X=a -> Y=z"), Models(first))
+    model = await load(ensemble_config("first: X=a -> Y=z"), Lookup(first))
     caller = Caller(model, request())
     await model.close()
     assert caller.error.code is ErrorCode.UNAVAILABLE
@@ -349,7 +365,7 @@ LIMITED = "ensemble_scheduling { max_inflight_requests: 2 }"
 
 async def test_a_limited_step_takes_the_next_request_when_one_has_ended() -> None:
     first = HeldModel(simple_config("first"))
-    model = await load(ensemble_config("first: X=a -> Y=z", extra=LIMITED), Models(first))
+    model = await load(ensemble_config("first: X=a -> Y=z", extra=LIMITED), Lookup(first))
     callers = [Caller(model, request({"a": floats(index)})) for index in range(4)]
     assert len(first.jobs) == 2
     callers[2].job.cancel()
@@ -366,7 +382,7 @@ async def test_a_limited_step_takes_the_next_request_when_one_has_ended() -> Non
 
 async def test_what_a_limited_step_refuses_takes_no_place() -> None:
     first = HeldModel(simple_config("first", dims="2"))
-    model = await load(ensemble_config("first: X=a -> Y=z", extra=LIMITED), Models(first))
+    model = await load(ensemble_config("first: X=a -> Y=z", extra=LIMITED), Lookup(first))
     for _ in range(3):
         assert "unexpected shape" in Caller(model, request({"a": floats(1)})).error.message
     Caller(model, request({"a": floats(1, 2)}))
@@ -375,14 +391,14 @@ async def test_what_a_limited_step_refuses_takes_no_place() -> None:
 
 async def test_nothing_is_kept_of_a_request_that_is_over() -> None:
     first = HeldModel(simple_config("first"))
-    models = Models(first)
+    models = Lookup(first)
     model = await load(ensemble_config("first: X=a -> Y=z"), models)
     answered, refused = floats(1), floats(2)
     kept = [weakref.ref(answered), weakref.ref(refused)]
     Caller(model, request({"a": answered}))
     first.answer(0, Y=floats(1))
     first.jobs.clear()
-    del models.by_name["first"]
+    del models.models["first"]
     with contextlib.suppress(SluiceError):
         Caller(model, request({"a": refused}))
     del answered, refused
@@ -392,7 +408,7 @@ async def test_nothing_is_kept_of_a_request_that_is_over() -> None:
 
 async def parameters_seen(extra: str) -> dict[str, Parameters]:
     models = [FunctionModel(simple_config(name), lambda X: {"Y": X}) for name in ("find", "tell")]
-    model = await load(ensemble_config("find: X=a -> Y=s; tell: X=s -> Y=z", extra=extra), Models(*models))
+    model = await load(ensemble_config("find: X=a -> Y=s; tell: X=s -> Y=z", extra=extra), Lookup(*models))
     Caller(model, request(parameters={"top_k": 3, "key": "secret", "stream": False}))
     return {each.name: each.requests[0].parameters for each in models}
 
@@ -423,7 +439,7 @@ async def test_a_step_that_there_is_not() -> None:
 
 
 async def test_each_step_is_a_span_of_the_ensemble() -> None:
-    models = Models(
+    models = Lookup(
         FunctionModel(simple_config("first"), lambda X: {"Y": X + 1}),
         FunctionModel(simple_config("second"), lambda X: {"Y": X * 10}),
     )

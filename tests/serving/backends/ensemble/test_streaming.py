@@ -12,12 +12,10 @@ from sluice.serving.backends.ensemble.backend import EnsembleModel
 from sluice.serving.job import InferJob
 from sluice.serving.model import infer_stream
 from sluice.serving.request import InferResponse
-from sluice.serving.tensors.tensor import Tensor
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.ensemble.parts import (
     Caller,
-    FunctionModel,
     HeldModel,
-    Models,
     ensemble_config,
     floats,
     load,
@@ -33,7 +31,7 @@ def streaming(name: str) -> HeldModel:
 async def chain(*models: HeldModel) -> EnsembleModel:
     names = ["a", *(f"t{index}" for index in range(len(models) - 1)), "z"]
     steps = ";".join(f"{model.name}: X={names[index]} -> Y={names[index + 1]}" for index, model in enumerate(models))
-    return await load(ensemble_config(steps), Models(*models))
+    return await load(ensemble_config(steps), Lookup(*models))
 
 
 async def test_an_ensemble_with_a_decoupled_step_is_decoupled() -> None:
@@ -42,36 +40,6 @@ async def test_an_ensemble_with_a_decoupled_step_is_decoupled() -> None:
     assert model.config.model_transaction_policy.decoupled
     plain = await chain(HeldModel(simple_config("only")))
     assert not plain.spec.is_decoupled
-
-
-async def test_steps_that_overtake_each_other_do_not_change_the_order() -> None:
-    first, second = streaming("first"), HeldModel(simple_config("second"))
-    caller = Caller(await chain(first, second), request())
-    for value in range(4):
-        first.answer(0, is_final=value == 3, Y=floats(value))
-    second.answer(2, Y=floats(2))
-    second.answer(1, Y=floats(1))
-    assert not caller.responses
-    second.answer(0, Y=floats(0))
-    assert caller.values() == [0.0, 1.0, 2.0]
-    second.answer(3, Y=floats(3))
-    assert caller.values() == [0.0, 1.0, 2.0, 3.0]
-    assert [each.is_final for each in caller.responses] == [False, False, False, True]
-
-
-async def test_an_error_within_the_stream_ends_it() -> None:
-    first, second = streaming("first"), HeldModel(simple_config("second"))
-    caller = Caller(await chain(first, second), request())
-    first.answer(0, is_final=False, Y=floats(1))
-    second.answer(0, Y=floats(1))
-    first.answer(0, is_final=False, Y=floats(2))
-    error = SluiceError(ErrorCode.INTERNAL, "asked to fail")
-    first.jobs[0].respond(InferResponse(error=error, is_final=False))
-    last = caller.responses[-1]
-    assert last.error is not None
-    assert (last.error.message, last.is_final) == ("in ensemble 'whole', asked to fail", True)
-    assert (first.num_cancelled, second.num_cancelled) == (1, 1)
-    assert len(caller.responses) == 2
 
 
 async def test_an_error_while_the_step_is_being_asked_ends_it() -> None:
@@ -84,19 +52,6 @@ async def test_an_error_while_the_step_is_being_asked_ends_it() -> None:
     caller = Caller(await chain(first), request())
     assert caller.error.message == "in ensemble 'whole', at once"
     assert (first.num_cancelled, first.num_in_flight) == (1, 0)
-
-
-async def test_cancelling_in_the_middle_reaches_every_step() -> None:
-    first, second = streaming("first"), streaming("second")
-    model = await chain(first, second)
-    caller = Caller(model, request())
-    first.answer(0, is_final=False, Y=floats(1))
-    first.answer(0, is_final=False, Y=floats(2))
-    second.answer(0, is_final=False, Y=floats(1))
-    caller.job.cancel()
-    assert (first.num_cancelled, second.num_cancelled) == (1, 2)
-    assert len(caller.responses) == 1
-    assert (model.num_in_flight, first.num_in_flight, second.num_in_flight) == (0, 0, 0)
 
 
 async def test_a_reader_that_leaves_cancels_the_steps() -> None:
@@ -159,51 +114,9 @@ def _leaves(root: float, children: dict[float, list[float]], depth: int) -> list
     return [leaf for child in children.get(root, []) for leaf in _leaves(child, children, depth - 1)]
 
 
-async def test_a_limited_step_loses_nothing_of_the_stream() -> None:
-    first = streaming("first")
-    second = HeldModel(simple_config("second"))
-    config = ensemble_config(
-        "first: X=a -> Y=b; second: X=b -> Y=z", extra="ensemble_scheduling { max_inflight_requests: 1 }"
-    )
-    caller = Caller(await load(config, Models(first, second)), request())
-    for value in range(3):
-        first.answer(0, is_final=value == 2, Y=floats(value))
-    for value in range(3):
-        assert len(second.jobs) == value + 1
-        second.answer(value, Y=floats(value))
-    assert caller.values() == [0.0, 1.0, 2.0]
-    assert caller.responses[-1].is_final
-
-
-async def test_a_limited_step_that_answers_at_once_loses_nothing_of_the_stream() -> None:
-    first = streaming("first")
-    second = HeldModel(simple_config("second"))
-    third = FunctionModel(simple_config("third"), lambda X: {"Y": X})
-    config = ensemble_config(
-        "first: X=a -> Y=b; second: X=b -> Y=c; third: X=c -> Y=z",
-        extra="ensemble_scheduling { max_inflight_requests: 1 }",
-    )
-    caller = Caller(await load(config, Models(first, second, third)), request())
-    first.answer(0, is_final=False, Y=floats(0))
-    first.answer(0, is_final=True, Y=floats(1))
-    second.answer(0, Y=floats(0))
-    second.answer(1, Y=floats(1))
-    assert caller.values() == [0.0, 1.0]
-    assert [each.is_final for each in caller.responses] == [False, True]
-
-
 async def test_a_model_reloaded_as_decoupled_is_refused() -> None:
-    models = Models(HeldModel(simple_config("first")))
+    models = Lookup(HeldModel(simple_config("first")))
     model = await load(ensemble_config("first: X=a -> Y=z"), models)
-    models.by_name["first"] = streaming("first")
+    models.models["first"] = streaming("first")
     caller = Caller(model, request())
     assert caller.error.code is ErrorCode.UNIMPLEMENTED
-
-
-async def test_a_plain_step_may_say_its_end_later() -> None:
-    only = HeldModel(simple_config("only"))
-    caller = Caller(await chain(only), request())
-    only.jobs[0].respond(InferResponse([Tensor.of("Y", floats(1))], is_final=False))
-    assert caller.values() == [1.0]
-    only.end(0)
-    assert [each.is_final for each in caller.responses] == [False, True]

@@ -22,7 +22,8 @@ from sluice.serving.request import InferRequest
 from sluice.serving.tensors.tensor import Array, Tensor
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.stepped_runner import SteppedRunner
-from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config
+from tests.serving.backends.builders import Lookup
+from tests.serving.backends.ensemble.parts import FunctionModel, config_of, load, request, simple_config
 from tests.waiting import PATIENCE_S
 
 LOUD = """
@@ -79,7 +80,7 @@ async def llm(rill: Tokenizer, rill_path: Path) -> AsyncIterator[LlmModel]:
 @pytest.fixture
 async def loud(llm: LlmModel) -> EnsembleModel:
     shout = FunctionModel(simple_config("shout", data_type="TYPE_STRING"), _upper)
-    return await load(config_of(LOUD), Models(llm, shout))
+    return await load(config_of(LOUD), Lookup(llm, shout))
 
 
 def asked(**names: str) -> InferRequest:
@@ -130,7 +131,7 @@ async def test_without_streaming_all_comes_in_one_response(llm: LlmModel, loud: 
 
 async def test_a_full_queue_refuses_before_any_step_runs(llm: LlmModel) -> None:
     first = FunctionModel(simple_config("first", data_type="TYPE_STRING"), lambda X: {"Y": X})
-    model = await load(config_of(AFTER), Models(first, llm))
+    model = await load(config_of(AFTER), Lookup(first, llm))
     engine = llm.engine
     assert isinstance(engine, InProcessEngineClient)
     idle = engine.stats

@@ -10,7 +10,8 @@ from onnx import helper
 
 from sluice.serving.backends.ensemble.backend import EnsembleModel
 from sluice.serving.model import Model, infer_one
-from tests.serving.backends.ensemble.parts import Models, config_of, load, request
+from tests.serving.backends.builders import Lookup
+from tests.serving.backends.ensemble.parts import config_of, load, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.waiting import PATIENCE_S
 
@@ -36,7 +37,7 @@ ADD_SUB_TWICE = """
 @pytest.fixture
 async def twice(tmp_path: Path) -> AsyncIterator[EnsembleModel]:
     add_sub: Model = await onnx_parts.load(tmp_path, onnx_parts.add_sub(), "max_batch_size: 8")
-    yield await load(config_of(ADD_SUB_TWICE), Models(add_sub))
+    yield await load(config_of(ADD_SUB_TWICE), Lookup(add_sub))
     await add_sub.close()
 
 
@@ -63,7 +64,7 @@ async def test_a_failing_step_says_what_the_library_said(tmp_path: Path) -> None
             output_map { key: "y" value: "y" }
         } }
     """
-    ensemble = await load(config_of(text), Models(model))
+    ensemble = await load(config_of(text), Lookup(model))
     four = np.arange(4, dtype=np.float32)
     async with asyncio.timeout(PATIENCE_S):
         response = await infer_one(ensemble, request({"x": four, "k": np.array([2, 2])}))

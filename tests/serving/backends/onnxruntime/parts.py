@@ -12,7 +12,7 @@ from sluice.serving.backend import BackendContext
 from sluice.serving.backends.onnxruntime.backend import OnnxRuntimeBackend
 from sluice.serving.model import Model
 from sluice.serving.spec import ModelSource
-from tests.serving.backends.builders import NoModels
+from tests.serving.backends.builders import Lookup
 
 FLOAT, INT64, STRING = TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING
 Dims = Sequence[int | str | None] | None
@@ -44,7 +44,7 @@ def add_sub() -> onnx.ModelProto:
 
 
 def context(**options: str) -> BackendContext:
-    return BackendContext(NoModels(), backend_options={"onnxruntime": options})
+    return BackendContext(Lookup(), backend_options={"onnxruntime": options})
 
 
 def put(folder: Path, model: onnx.ModelProto | None, text: str = "") -> ModelSource:

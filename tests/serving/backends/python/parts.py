@@ -11,7 +11,6 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.backend import BackendContext
 from sluice.serving.backends.python.backend import PythonBackend
 from sluice.serving.config.completion import fill_defaults
@@ -20,6 +19,7 @@ from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSource
 from sluice.serving.tensors.tensor import Array, Tensor
 from tests import paths
+from tests.serving.backends.builders import Lookup
 
 REFERENCE_MODELS = paths.DATA / "triton" / "models"
 
@@ -63,18 +63,6 @@ def source_of(folder: Path, config_text: str | None = None) -> ModelSource:
     config.default_model_filename = config.default_model_filename or "model.py"
     fill_defaults(config)
     return ModelSource(folder, 1, config)
-
-
-class Lookup:
-    """Lookup of loaded models by name."""
-
-    def __init__(self) -> None:
-        self.models: dict[str, Model] = {}
-
-    def find(self, name: str, version: int = -1) -> Model:
-        if name not in self.models:
-            raise SluiceError(ErrorCode.NOT_FOUND, f"Request for unknown model: '{name}' is not found")
-        return self.models[name]
 
 
 def context(lookup: Lookup | None = None, **options: Any) -> BackendContext:

@@ -12,11 +12,11 @@ import pytest_asyncio
 from sluice.errors import SluiceError
 from sluice.serving.model import ResponseStream, infer_one
 from sluice.serving.statistics import FailureReason
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.python.parts import (
     ARRAY,
     DECOUPLED,
     TEXT,
-    Lookup,
     array_request,
     ask,
     loaded,

@@ -9,7 +9,8 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.backend import LoadOverrides
 from sluice.serving.backends.python.backend import PythonBackend
 from sluice.serving.model import Model
-from tests.serving.backends.python.parts import TEXT, Lookup, ask, context, loaded, source_of, write_model
+from tests.serving.backends.builders import Lookup
+from tests.serving.backends.python.parts import TEXT, ask, context, loaded, source_of, write_model
 
 OTHER = """
 class TritonPythonModel:
@@ -111,7 +112,7 @@ async def test_a_model_loads_another_brings_files_and_unloads(control: Control) 
     model = await load_loader(control)
     assert control.asked == [("load", "other", LoadOverrides())]
     assert await ask(model, "in_initialize") == "other"
-    assert await ask(model, "ready") == "[True, True, True, False]"  # the lookup knows no versions
+    assert await ask(model, "ready") == "[True, True, False, False]"
     assert (await ask(model, "errors")).split("|") == [
         "Failed to load model: failed to load 'nobody', failed to poll from model repository",
         "Failed to unload model: explicit model load / unload is not allowed",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from sluice.serving.model import infer_one
 from tests.recordings import find_span, parents, recorded
-from tests.serving.backends.python.parts import Lookup, loaded, text_request, write_model
+from tests.serving.backends.builders import Lookup
+from tests.serving.backends.python.parts import loaded, text_request, write_model
 
 CALLER = """
 class TritonPythonModel:

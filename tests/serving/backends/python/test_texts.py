@@ -10,9 +10,9 @@ import pytest_asyncio
 from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.backends.python.backend import PythonBackend
 from sluice.serving.model import Model, infer_one
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.python.parts import (
     TEXT,
-    Lookup,
     ask,
     children,
     context,

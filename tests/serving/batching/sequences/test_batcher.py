@@ -190,16 +190,6 @@ async def test_texts_that_would_become_the_same_number_do_not() -> None:
     assert len({control(job, "CORRID") for job in instance.batches[0]}) == 3
 
 
-async def test_the_direct_strategy_and_no_controls_at_all() -> None:
-    instance = HeldInstance()
-    clients = Clients("sequence_batching { direct { } }", instance)
-    clients.submit("a", 1, START)
-    clients.submit("b", 2, START)
-    await turns()
-    assert instance.ids == [["a", "b"]]
-    assert list(instance.batches[0][0].request.inputs) == ["X"]
-
-
 async def test_closing_fails_what_waits_for_its_turn() -> None:
     instance = HeldInstance()
     clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.errors import SluiceError
 from sluice.serving.batching.rate_limiter import RateLimiter
-from sluice.serving.batching.sequences.direct import SlotPolicy
+from sluice.serving.batching.sequences.slots import SlotPolicy
 from sluice.serving.config.validation import check_structure
 from sluice.serving.instance import Instance, Placement, Resource
 from sluice.serving.job import InferJob

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 
 from sluice.engine.runners.torch import fp8
-from sluice.engine.runners.torch.triton import attention, elementwise, quantize, sampling
+from sluice.engine.runners.torch.triton import attention, elementwise, sampling
 from sluice.engine.sampling.cores import ONE_CORE
 from sluice.engine.sampling.draw import draw
-from sluice.engine.sampling.draws import collect_draws
+from sluice.engine.sampling.sampler import collect_draws
 from sluice.engine.sampling.state import SamplingState
 from sluice.engine.types import SamplingParams
 from tests.engine.runners.torch.triton.cases import CASES, LARGE_CASES, LARGE_NAMES, NAMES, SPLITS, Case
@@ -171,7 +171,7 @@ def quantize_rows(dtype: torch.dtype, device: str) -> float:
     both[3] /= 1024
     if device == "cuda":
         both[0] = torch.randn(2200)
-    codes, scales = quantize.quantize_rows(both.to(device).chunk(2, 1)[0])
+    codes, scales = elementwise.quantize_rows(both.to(device).chunk(2, 1)[0])
     found = codes.cpu().double() * scales.cpu()
     assert found.isnan().all(1).tolist() == [False, False, True, False, False]
     codes, scales = fp8.quantize_rows(both[:, :1100].float())

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from sluice.engine.runners.torch.triton import attention, elementwise, quantize, sampling, tiles
+from sluice.engine.runners.torch.triton import attention, elementwise, sampling, tiles
 from tests.engine.runners.torch.triton.cases import Case
 from tests.engine.runners.torch.triton.worker import Answer, serve
 
@@ -118,7 +118,7 @@ def gate(activation: str) -> Launch:
 
 
 def quantize_rows(size: int) -> Launch:
-    return lambda: quantize.quantize_rows(torch.empty(8, size, dtype=BF16))
+    return lambda: elementwise.quantize_rows(torch.empty(8, size, dtype=BF16))
 
 
 def draw(vocab_size: int) -> Launch:

@@ -8,12 +8,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from sluice.engine.types import FinishReason, GrammarKind
-from sluice.gateway.api.openai.responses.create import parse_request
-from sluice.gateway.api.openai.responses.schemas import CreateResponseRequest
-from sluice.gateway.front.http.parsing import parse_body
-from sluice.pipelines.text.consumers import Generate, give
-from sluice.pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest
+from sluice.engine.types import FinishReason
+from sluice.pipelines.text.stream import Generate, give
+from sluice.pipelines.text.types import ChatMessage, Conversation, TextEvent
 from tests.gateway.front.http.live import MODEL, LiveServer
 
 PATH = "/v1/responses"
@@ -100,22 +97,6 @@ def test_parse(live: LiveServer, client: openai.OpenAI, monkeypatch: pytest.Monk
     monkeypatch.setattr(live.server.plane, "generate", answer_in_one)
     parsed = client.responses.parse(**SENT, text_format=Answer)
     assert parsed.output_parsed == Answer(blocks=3)
-
-
-@pytest.mark.parametrize(
-    ("form", "kind"),
-    [
-        ({"type": "json_schema", "name": "n", "strict": True, "schema": {"enum": ["é"]}}, GrammarKind.JSON_SCHEMA),
-        ({"type": "json_object"}, GrammarKind.JSON_OBJECT),
-    ],
-)
-def test_the_format_of_the_text_is_a_grammar(form: dict[str, Any], kind: GrammarKind) -> None:
-    fields, ignored = parse_body(CreateResponseRequest, json.dumps({**SENT, "text": {"format": form}}).encode(), True)
-    request, options = parse_request(fields, TextRequest(request_id="r", prompt=""), "x")
-    grammar = request.sampling["grammar"]
-    assert (grammar.kind, ignored) == (kind, [])
-    assert json.loads(grammar.text or "null") == form.get("schema")
-    assert options.param_names["grammar"] == ("text.format.schema" if "schema" in form else "text.format")
 
 
 def test_items_are_turns(live: LiveServer, client: openai.OpenAI) -> None:

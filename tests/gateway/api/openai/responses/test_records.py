@@ -13,14 +13,20 @@ from sluice.engine.client.stream import Consumer
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.answers.streams.kept import KeptStream
-from sluice.gateway.api.openai.responses.archive import LEASE_S, Archive, StoredConversation, open_archive
+from sluice.gateway.api.openai.responses.archive import (
+    LEASE_S,
+    Archive,
+    PromptItems,
+    ResponseRecord,
+    StoredConversation,
+    open_archive,
+)
 from sluice.gateway.api.openai.responses.background import BackgroundRun, BackgroundRuns
-from sluice.gateway.api.openai.responses.create import PromptItems
-from sluice.gateway.api.openai.responses.generate import ResponseTurn, generate_and_keep
 from sluice.gateway.api.openai.responses.items import ItemIds
 from sluice.gateway.api.openai.responses.reply import ResponseReply
+from sluice.gateway.api.translators import Answer
 from sluice.gateway.options.responses import ResponsesOptions
-from sluice.pipelines.text.consumers import Generate, give
+from sluice.pipelines.text.stream import Generate, give
 from sluice.pipelines.text.types import TextEvent
 from sluice.state.log import EventLog
 from tests.clock import ManualClock
@@ -88,18 +94,22 @@ async def one_text(consumer: Consumer[TextEvent]) -> None:
     await give(consumer, TextEvent("Hi", 1, 3, 1, FinishReason.STOP))
 
 
-def make_turn(generate: Generate) -> ResponseTurn:
+def make_reply(archive: Archive | None = None) -> ResponseReply:
     response = {"id": "resp_1", "status": "in_progress", "store": True, "output": [], "background": True}
-    reply = ResponseReply(response, ItemIds("0" * 32))
     items = PromptItems([], [{"id": "msg_1", "type": "message"}])
-    return ResponseTurn("me", "r", reply, generate, items, {}, outlives_failures=True)
+    return ResponseReply(ResponseRecord(archive, "me", response, items), "r", ItemIds("0" * 32))
+
+
+async def start(runs: BackgroundRuns, archive: Archive, generate: Generate) -> BackgroundRun:
+    reply = make_reply(archive)
+    return await runs.start(reply, Answer([generate], reply).stream_texts, is_streamed=True)
 
 
 async def test_a_response_of_a_server_that_ended_has_failed(tmp_path: Path) -> None:
     clock = ManualClock(1000.0)
     first, second = (open_file(tmp_path, clock=clock) for _ in "ab")
     runs = BackgroundRuns(first, renewal_s=1e6)
-    run = await runs.start(make_turn(endless), is_streamed=True)
+    run = await start(runs, first, endless)
     assert run.kept is not None
     stream = run.kept.follow(0)
     while b"delta" not in await anext(stream):
@@ -124,7 +134,7 @@ async def test_a_response_of_a_server_that_ended_has_failed(tmp_path: Path) -> N
 async def test_a_response_is_cancelled_through_another_server(tmp_path: Path) -> None:
     first, second = (open_file(tmp_path) for _ in "ab")
     runs = BackgroundRuns(first, renewal_s=0.01)
-    run = await runs.start(make_turn(endless), is_streamed=True)
+    run = await start(runs, first, endless)
     found = await second.find("me", "resp_1")
     assert runs.find("other", "resp_1") is None
     cancelled = await second.cancel("me", "resp_1", found)
@@ -141,18 +151,19 @@ async def test_a_response_is_cancelled_through_another_server(tmp_path: Path) ->
 async def test_events_are_archived_whole_also_where_their_log_is_dropped() -> None:
     """A server that ends leaves the logs of streams to others before its background responses have ended."""
     kept = KeptStream(origin_of(), EventLog(), lambda _: None)
-    run = BackgroundRun(make_turn(one_text), kept)
-    run.append([b"a", b"b"])
+    reply = make_reply()
+    run = BackgroundRun(reply, Answer([one_text], reply).stream_texts, kept)
+    run.append(b"a\n\nb\n\n")
     kept.break_off(SluiceError(ErrorCode.UNAVAILABLE, "moved"))
-    run.append([b"c"])
-    run.append([b"d", b"e"])
-    assert run.frames(b"f") == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    run.append(b"c\n\n")
+    run.append(b"d\n\ne\n\n")
+    assert run.frames(b"f\n\n") == [b"%c\n\n" % each for each in b"abcdef"]
 
 
 async def test_an_answer_is_given_also_where_it_cannot_be_stored(tmp_path: Path) -> None:
     (tmp_path / "r.sqlite").write_text("not a database, but long enough to be looked at" * 10)
     archive = open_file(tmp_path)
-    frames = await collected(generate_and_keep, make_turn(one_text), archive)
+    frames = await collected(Answer([one_text], make_reply(archive)).stream)
     assert b"response.completed" in frames[-1] and b'"store":false' in frames[-1]
     with pytest.raises(SluiceError) as refusal:
         await archive.find("me", "resp_1")

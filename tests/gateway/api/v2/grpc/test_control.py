@@ -10,7 +10,7 @@ import pytest
 from tritonclient.grpc import service_pb2 as pb
 
 from sluice.gateway.api.v2.server import PROTOCOL_VERSION
-from sluice.gateway.api.v2.trace import TraceSettings
+from sluice.gateway.api.v2.trace_settings import TraceSettings
 from sluice.gateway.plane.health import Phase
 from sluice.serving.backend import LoadOverrides
 from tests.gateway.api.v2.grpc.parts import INVALID, EchoModel, failure, infer_request, serving, set_parameters

@@ -26,6 +26,7 @@ from tests.gateway.api.v2.grpc.parts import (
     set_parameters,
 )
 from tests.gateway.api.v2.small_service import SmallService
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.ensemble import parts as ensembles
 from tests.waiting import until
 
@@ -215,7 +216,7 @@ async def pipeline(talk: OnRequest) -> EnsembleModel:
     for tensor, name in ((config.input.add(), "query"), (config.output.add(), "response")):
         tensor.name, tensor.data_type = name, 8
         tensor.dims.append(-1)
-    return await ensembles.load(config, ensembles.Models(talk))
+    return await ensembles.load(config, Lookup(talk))
 
 
 async def test_strings_are_answered() -> None:

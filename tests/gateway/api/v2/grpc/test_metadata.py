@@ -9,10 +9,9 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
-from sluice.gateway.api.v2.grpc.access import parse_peer
-from sluice.gateway.api.v2.grpc.grpcio_server import GrpcioServer
 from sluice.gateway.api.v2.grpc.http2_server import CallServer
-from sluice.gateway.api.v2.grpc.methods import Methods
+from sluice.gateway.api.v2.grpc.methods import Methods, parse_peer
+from sluice.gateway.api.v2.grpc.server import GrpcioServer
 from sluice.gateway.calls import CallLog
 from sluice.gateway.front.restrictions import Restrictions
 from sluice.gateway.options.grpc import GrpcOptions

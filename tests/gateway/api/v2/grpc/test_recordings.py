@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from sluice.gateway.front.http.passage import RequestTracing
-from sluice.gateway.tracing.tracer import Tracer
+from sluice.gateway.front.http.guard import RequestTracing
+from sluice.gateway.telemetry.tracer import Tracer
 from sluice.pipelines.text.model import may_generate
 from sluice.pipelines.text.tensor_model import INPUT_KEY, OUTPUT_KEY
-from sluice.record.spans import Span, current_span
-from sluice.record.timelines import TimelineRing
+from sluice.record.spans import Span, TimelineRing, current_span
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model
 from sluice.serving.request import InferResponse

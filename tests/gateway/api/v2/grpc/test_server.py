@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from sluice.gateway.api.v2.grpc import health, http2_server
+from sluice.gateway.api.v2.grpc import control, http2_server
 from sluice.gateway.api.v2.grpc.server import GrpcServer
 from sluice.gateway.calls import CallLog
 from sluice.gateway.options.grpc import GrpcOptions
@@ -173,7 +173,7 @@ async def test_health_of_server_and_models() -> None:
 
 @on_both_servers
 async def test_watching_health(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_WATCH_PERIOD_S", 0.01)
+    monkeypatch.setattr(control, "_WATCH_PERIOD_S", 0.01)
     service = SmallService()
     async with serving(service) as running:
         call = health_pb2_grpc.HealthStub(running.channel).Watch(health_pb2.HealthCheckRequest())

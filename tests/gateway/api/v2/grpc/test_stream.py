@@ -10,7 +10,7 @@ import pytest
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.api.v2.grpc import stream as stream_module
-from sluice.gateway.api.v2.trace import TraceSettings
+from sluice.gateway.api.v2.trace_settings import TraceSettings
 from sluice.serving.job import InferJob
 from sluice.serving.request import InferResponse
 from sluice.serving.tensors.tensor import Tensor
@@ -157,19 +157,25 @@ async def test_decoupled_responses_do_not_wait() -> None:
         assert await heard(call, 2) == [("slow", [7], True), ("x", None, True)]
 
 
-async def test_cancelling_a_stream_cancels_all_of_it() -> None:
-    plain, decoupled = HeldModel(), HeldModel("streamed", is_decoupled=True)
+async def test_cancelling_a_stream_cancels_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, decoupled, ended = HeldModel(), HeldModel("streamed", is_decoupled=True), set[Any]()
+    monkeypatch.setattr(stream_module._Slot, "end", lambda slot: ended.add(slot))
+    monkeypatch.setattr(stream_module, "is_short", lambda response, plan: not response.is_final)
+    monkeypatch.setattr(stream_module, "run_aside", lambda work: asyncio.Event().wait())
     async with serving(SmallService(plain, decoupled)) as running:
         call = running.stub.ModelStreamInfer()
         await call.write(infer_request("held", 1, id="a"))
         await call.write(infer_request("held", 1, id="b"))
         await call.write(infer_request("streamed", 1, id="c"))
-        await decoupled.until(lambda: len(decoupled.jobs) == 1)
+        await call.write(infer_request("streamed", 1, id="long"))
+        await decoupled.until(lambda: len(decoupled.jobs) == 2)
         decoupled.send("c", 1)
+        decoupled.send("long", 1, is_final=True)
         call.cancel()
         await plain.until(lambda: sorted(plain.cancelled) == ["a", "b"])
         await decoupled.until(lambda: decoupled.cancelled == ["c"])
         assert plain.num_in_flight == decoupled.num_in_flight == 0
+        await until(lambda: len(ended) == 4)
 
 
 async def test_a_deadline_cancels_all_of_it() -> None:

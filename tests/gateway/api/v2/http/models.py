@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from google.protobuf import text_format
@@ -113,3 +114,26 @@ def all_models() -> list[Model]:
     """The recorded models that stand alone, and `half` in place of theirs."""
     recorded: list[Model] = [RecordedModel(name) for name in NAMES if name != "half"]
     return [*recorded, half(), *(RecordedModel("versioned", version) for version in (1, 2))]
+
+
+IDENTITY, ADD_SUB, ECHO = "/v2/models/identity/infer", "/v2/models/add_sub/infer", "/v2/models/params_echo/infer"
+STRINGS, TYPES = "/v2/models/identity_bytes/infer", "/v2/models/alltypes/infer"
+
+
+def one(**changes: Any) -> dict[str, Any]:
+    """Infer on `identity` with one input."""
+    return {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1.5]} | changes]}
+
+
+def typed(datatype: str, *values: Any) -> dict[str, Any]:
+    name = "STRING" if datatype == "BYTES" else datatype
+    return {"inputs": [{"name": f"IN_{name}", "shape": [len(values)], "datatype": datatype, "data": list(values)}]}
+
+
+def pair(**more: Any) -> dict[str, Any]:
+    """Infer on `add_sub`."""
+    inputs = [
+        {"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]},
+        {"name": "INPUT1", "shape": [1, 4], "datatype": "FP32", "data": [10, 20, 30, 40]},
+    ]
+    return {"inputs": inputs, **more}

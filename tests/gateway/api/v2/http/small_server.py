@@ -1,5 +1,6 @@
 """A service with models and nothing else, and the v2 application over it on a real server."""
 
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sluice.gateway.api.v2.http.app import V2App
 from sluice.gateway.options.config import ServeConfig
 from tests.gateway.api.v2.small_service import SmallService
-from tests.gateway.front.http.plain_server import asking, serving
+from tests.gateway.front.http.plain_server import asking, connect, serving
 
 
 @dataclass
@@ -27,6 +28,9 @@ class SmallServer:
     def url(self) -> str:
         """The address of the same application on a port, which begins to listen when this is first asked for."""
         return self.ports.enter_context(serving(self.app))
+
+    def connect(self) -> socket.socket:
+        return connect(self.url)
 
     def get(self, path: str) -> httpx.Response:
         return self.client.get(path)

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from sluice.gateway.api.v2.server import PROTOCOL_VERSION
-from sluice.gateway.api.v2.trace import TraceSettings
+from sluice.gateway.api.v2.trace_settings import TraceSettings
 from sluice.gateway.front.http.openapi import v2_paths
 from sluice.serving.backend import LoadOverrides
-from tests.gateway.api.v2.http.infer_requests import IDENTITY, STRINGS, one
-from tests.gateway.api.v2.http.models import all_models
+from tests.gateway.api.v2.http.models import IDENTITY, STRINGS, all_models, one
 from tests.gateway.api.v2.http.small_server import SmallServer, small_server
 from tests.gateway.api.v2.small_service import SmallService
 

@@ -14,18 +14,16 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.api.v2.http.app import V2App
 from sluice.gateway.calls import Call, CallLog, CallObserver
 from sluice.gateway.front.http.exchange import ConnectionExchange, HotRoutes
-from sluice.gateway.front.http.guard import Guard, GuardedRoutes
-from sluice.gateway.front.http.passage import RequestTracing
+from sluice.gateway.front.http.guard import Guard, GuardedRoutes, RequestTracing
 from sluice.gateway.front.restrictions import ApiCategory, Restriction, Restrictions
 from sluice.gateway.options.config import ServeConfig
-from sluice.gateway.tracing.tracer import Tracer
+from sluice.gateway.telemetry.tracer import Tracer
 from sluice.serving.model import Model
-from tests.gateway.api.v2.http.infer_requests import ADD_SUB, IDENTITY, STRINGS, TYPES, one, pair, typed
-from tests.gateway.api.v2.http.models import all_models, held
+from tests.gateway.api.v2.http.models import ADD_SUB, IDENTITY, STRINGS, TYPES, all_models, held, one, pair, typed
 from tests.gateway.api.v2.http.small_server import small_server, through_application
 from tests.gateway.api.v2.small_service import SmallService
-from tests.gateway.front.http.plain_server import serving
-from tests.gateway.tracing.test_tracer import Sink
+from tests.gateway.front.http.plain_server import connect, serving
+from tests.gateway.telemetry.test_tracer import Sink
 from tests.waiting import PATIENCE_S
 
 ERRORS = "/v2/models/error_model/infer"
@@ -39,8 +37,7 @@ class Watched:
         self.app = app
         self.num_begun = 0
         self._inner = hot or app.hot
-        self.takes = app.takes
-        self.hot: HotRoutes = self
+        self.hot = HotRoutes(self._inner.takes, self.begin)
 
     def begin(self, exchange: ConnectionExchange) -> None:
         self.num_begun += 1
@@ -135,11 +132,6 @@ def raw_request(body: bytes, path: str = IDENTITY, more: str = "") -> bytes:
     return f"POST {path} HTTP/1.1\r\nhost: x\r\n{more}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
-def connect(client: httpx.Client | str) -> socket.socket:
-    address = httpx.URL(client) if isinstance(client, str) else client.base_url
-    return socket.create_connection((address.host, address.port), PATIENCE_S)
-
-
 def read_answers(connection: socket.socket, count: int) -> list[bytes]:
     """Return the bodies of so many answers with a length."""
     received, bodies = b"", list[bytes]()
@@ -167,7 +159,7 @@ def numbered(number: float, **more: Any) -> bytes:
 def test_requests_in_one_piece_are_answered_in_order(watched: tuple[Watched, httpx.Client]) -> None:
     app, client = watched
     before = app.num_begun
-    with connect(client) as connection:
+    with connect(str(client.base_url)) as connection:
         encoded = "/v2/models/%69dentity/infer"
         pieces = [raw_request(numbered(i), encoded if i % 3 == 2 else IDENTITY) for i in range(9)]
         connection.sendall(b"".join(pieces))
@@ -181,7 +173,7 @@ def test_requests_in_one_piece_are_answered_in_order(watched: tuple[Watched, htt
 def test_a_request_in_pieces_is_answered(watched: tuple[Watched, httpx.Client], cut: int) -> None:
     _, client = watched
     request = raw_request(numbered(4.5))
-    with connect(client) as connection:
+    with connect(str(client.base_url)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in (request[:cut], request[cut:], request[:cut], request[cut:]):
             connection.sendall(piece)
@@ -193,7 +185,7 @@ def test_chunks_and_continue_are_answered(watched: tuple[Watched, httpx.Client])
     body = numbered(2.5)
     chunked = client.post(IDENTITY, content=iter([body[:9], body[9:]]))
     assert chunked.json()["outputs"][0]["data"] == [2.5]
-    with connect(client) as connection:
+    with connect(str(client.base_url)) as connection:
         connection.sendall(raw_request(body, more="expect: 100-continue\r\n")[: -len(body)])
         assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)
@@ -202,7 +194,7 @@ def test_chunks_and_continue_are_answered(watched: tuple[Watched, httpx.Client])
 
 def test_a_client_that_closes_is_answered_and_closed(watched: tuple[Watched, httpx.Client]) -> None:
     _, client = watched
-    with connect(client) as connection:
+    with connect(str(client.base_url)) as connection:
         connection.sendall(raw_request(numbered(1.0), more="connection: close\r\n"))
         received = b""
         while piece := connection.recv(65536):
@@ -225,7 +217,7 @@ def guarded(*models: Model, calls: CallLog, **more: Any) -> tuple[Watched, list[
     counted: list[int] = []
     inner = V2App(SmallService(*models), ServeConfig())
     guard = Guard(calls, lambda path, status: counted.append(status), lambda path: "v2", **more)
-    return Watched(inner, GuardedRoutes(inner.hot, guard)), counted
+    return Watched(inner, GuardedRoutes(inner.hot, guard).routes), counted
 
 
 def test_answers_have_ids_and_are_counted() -> None:
@@ -266,7 +258,7 @@ def test_a_disconnect_cancels_and_counts(is_observed: bool) -> None:
     model = held(is_decoupled=False)
     app, counted = guarded(model, calls=calls)
     with serving(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        with connect(client) as connection:
+        with connect(str(client.base_url)) as connection:
             connection.sendall(raw_request(HELD_BODY, "/v2/models/held/infer"))
             assert model.started.wait(PATIENCE_S)
         assert model.cancelled.wait(PATIENCE_S)

@@ -18,8 +18,7 @@ from sluice.gateway.options.http import HttpOptions
 from sluice.serving.job import InferJob
 from sluice.serving.request import InferResponse
 from tests.gateway.api.v2.grpc.parts import EchoModel
-from tests.gateway.api.v2.http.infer_requests import ADD_SUB, ECHO, IDENTITY, STRINGS, TYPES, one, pair, typed
-from tests.gateway.api.v2.http.models import all_models
+from tests.gateway.api.v2.http.models import ADD_SUB, ECHO, IDENTITY, STRINGS, TYPES, all_models, one, pair, typed
 from tests.gateway.api.v2.http.small_server import SmallServer, small_server
 from tests.gateway.api.v2.small_service import SmallService
 
@@ -225,15 +224,8 @@ class RefusingModel(EchoModel):
         job.respond(InferResponse(error=SluiceError(ErrorCode.UNAVAILABLE, "not now")))
 
 
-@pytest.fixture
-def quiet_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def test_a_refused_request_leaves_nothing_behind(quiet_collector: None) -> None:
+@pytest.mark.usefixtures("without_garbage_collection")
+def test_a_refused_request_leaves_nothing_behind() -> None:
     """Nothing that only the garbage collector could free."""
 
     def num_jobs() -> int:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sluice.gateway.api.v2.http.long_document import MAX_TEXT_CHARS
+from sluice.gateway.api.v2.http.json_document import MAX_TEXT_CHARS
 from tests.gateway.front.http.live import LiveServer
 from tests.gateway.front.http.sse import events_of
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.gateway.api.v2.http import generate_request, long_document
-from sluice.gateway.api.v2.http.json_document import parse
-from sluice.gateway.api.v2.http.long_document import LIMITS, ArrayText, parse_document
+from sluice.gateway.api.v2.http import generate, json_document
+from sluice.gateway.api.v2.http.json_document import LIMITS, ArrayText, parse, parse_document
 from sluice.serving.tensors import byte_strings
 from tests.gateway.api.v2.http.models import identity
 from tests.gateway.api.v2.http.small_server import small_server
@@ -40,9 +39,9 @@ def flat(value: object) -> Any:
 
 def parse_in_windows(body: bytes, size: int) -> object:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_document, "INLINE_BYTES", 0)
-        patch.setattr(long_document, "MIN_ARRAY_BYTES", 3)
-        patch.setattr(long_document, "_WINDOW_BYTES", size)
+        patch.setattr(json_document, "INLINE_BYTES", 0)
+        patch.setattr(json_document, "MIN_ARRAY_BYTES", 3)
+        patch.setattr(json_document, "_WINDOW_BYTES", size)
         return flat(parse_document(body))
 
 
@@ -148,14 +147,14 @@ def test_more_strings_than_a_tensor_may_have_are_refused() -> None:
 def test_a_key_of_a_long_body_is_found_twice_wherever_it_is_cut(
     num_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate_request, "_SEARCHED_BYTES", 7)
-    monkeypatch.setattr(generate_request, "INLINE_BYTES", 0)
+    monkeypatch.setattr(generate, "_SEARCHED_BYTES", 7)
+    monkeypatch.setattr(generate, "INLINE_BYTES", 0)
     body = b'{%s"key":1,"key" :2,"other":"key"}' % (b" " * num_before)
-    assert generate_request.find_repeated(parse(body), body) == ["key"]
+    assert generate.find_repeated(parse(body), body) == ["key"]
 
 
 def test_a_long_generate_request_of_many_keys_is_refused() -> None:
-    document = {"text": " " * long_document.INLINE_BYTES, "parameters": dict.fromkeys(map(str, range(63)), 1)}
+    document = {"text": " " * json_document.INLINE_BYTES, "parameters": dict.fromkeys(map(str, range(63)), 1)}
     with pytest.raises(SluiceError, match="may have 64 keys, got 65") as caught:
-        generate_request.find_repeated(document, orjson.dumps(document))
+        generate.find_repeated(document, orjson.dumps(document))
     assert caught.value.code is ErrorCode.INVALID

@@ -61,7 +61,11 @@ class Calls:
         """Wait until no handler runs and no connection has a stream or counts a call."""
         await until(
             lambda: (
-                not (self.server.tasks or self.num_streams or any(each.num_running for each in self.server.connections))
+                not (
+                    self.server.calls.tasks
+                    or self.num_streams
+                    or any(each.num_running for each in self.server.connections)
+                )
             )
         )
 

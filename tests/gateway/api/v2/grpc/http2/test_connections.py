@@ -114,7 +114,7 @@ async def test_a_server_that_stops_ends_what_is_in_flight() -> None:
             assert (await client.end_of(1)).status == 0
             assert (await client.end_of(3)).messages == [b"before", b"after"]
             await client.until_closed()
-        assert task.done() and not calls.server.tasks
+        assert task.done() and not calls.server.calls.tasks
 
 
 async def test_a_server_that_stops_at_once_says_so() -> None:
@@ -146,7 +146,7 @@ async def test_a_stop_waits_for_handlers_whose_clients_have_left() -> None:
         async with connected(calls.port) as client:
             client.send(client.request(1, "/test/CleanUp"))
             async with asyncio.timeout(PATIENCE_S):
-                await until(lambda: calls.server.tasks)
+                await until(lambda: calls.server.calls.tasks)
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(PATIENCE_S):
             await calls.server.stop(PATIENCE_S)

@@ -256,4 +256,4 @@ async def test_more_calls_than_the_server_takes_at_a_time() -> None:
 async def _fill(calls: Calls, client: Client, most: int) -> None:
     for number in range(most):
         client.send(client.request(2 * number + 1, LARGE, b"10"))
-    await until(lambda: not (calls.server.tasks or calls.num_streams < most))
+    await until(lambda: not (calls.server.calls.tasks or calls.num_streams < most))

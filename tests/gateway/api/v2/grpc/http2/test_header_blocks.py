@@ -6,7 +6,7 @@ import random
 import pytest
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 
-from sluice.gateway.front.http2.header_blocks import Fields, HeaderReader, write_fields
+from sluice.gateway.front.http2.frames import Fields, HeaderBlockReader, write_fields
 from tests.gateway.api.v2.grpc.http2.calls import serving_calls
 from tests.gateway.api.v2.grpc.http2.client import connected
 
@@ -38,7 +38,7 @@ def test_blocks_stand_for_the_same_fields_as_for_hpack(seed: int) -> None:
         num_made += 1
         return fields
 
-    reader = HeaderReader(make)
+    reader = HeaderBlockReader(make)
     known = [random_fields(source) for _ in range(5)]
     for _ in range(300):
         block = random_block(source, encoder, known)
@@ -50,7 +50,7 @@ def test_blocks_stand_for_the_same_fields_as_for_hpack(seed: int) -> None:
 
 def test_a_block_is_read_once_until_the_table_changes() -> None:
     made: list[Fields] = []
-    reader = HeaderReader(lambda fields: made.append(fields) or len(made))  # type: ignore[func-returns-value]
+    reader = HeaderBlockReader(lambda fields: made.append(fields) or len(made))  # type: ignore[func-returns-value]
     encoder = Encoder()
     first = encoder.encode([(b"x-a", b"1")])
     again = encoder.encode([(b"x-a", b"1")])
@@ -66,7 +66,7 @@ def test_a_block_is_read_once_until_the_table_changes() -> None:
 
 
 def test_no_more_blocks_are_kept_than_a_few() -> None:
-    reader: HeaderReader[Fields] = HeaderReader(lambda fields: fields)
+    reader: HeaderBlockReader[Fields] = HeaderBlockReader(lambda fields: fields)
     for number in range(1000):
         block = b"\x10\x03x-a\x04%04d" % number  # a literal that no table keeps
         assert reader.read(block) == [(b"x-a", b"%04d" % number)]

@@ -5,11 +5,11 @@ import heapq
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from sluice.gateway.front.http2.frames import ConnectionFault, ErrorCode
+from sluice.gateway.front.http2.frames import ConnectionFault, H2ErrorCode
 from sluice.gateway.front.http2.pings import PingRules, Pings
 
 HOUR_S = 3600.0
@@ -75,7 +75,7 @@ async def watched(
         transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=own)
         transport.pause_reading()
         connection = Connection(transport, has_calls)
-        pings = Pings(connection, rules)
+        pings = Pings(cast(Any, connection), rules)
         yield connection, pings, client
         pings.close()
         transport.abort()
@@ -116,7 +116,7 @@ async def test_how_often_a_client_may_ping(
                 taken += 1
                 connection.loop.wait(every_s)
         except ConnectionFault as fault:
-            assert (fault.code, str(fault.args[-1])) == (ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
+            assert (fault.code, str(fault.args[-1])) == (H2ErrorCode.ENHANCE_YOUR_CALM, "too_many_pings")
         assert taken == (20 if num_taken is None else num_taken)
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sluice.cli.simulate.command import command
+from sluice.cli.simulate import command
 from sluice.engine.simulation.fleet import FleetConfig, simulate
 from sluice.engine.simulation.profile import ReplicaProfile, StepCosts, bundled_profile, read_profile
-from sluice.engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
-from sluice.engine.simulation.traces import read_trace
+from sluice.engine.simulation.traces import SharedPrefixes, read_trace, shared_prefix_trace
 from sluice.errors import SluiceError
 
 SHAPE = SharedPrefixes(num_requests=60, rate=40.0, num_prefixes=4, prefix_tokens=256, own_tokens=(20, 40))
@@ -107,11 +106,11 @@ def test_a_trace_of_which_nothing_fits_has_a_report_too(run: Run, tmp_path: Path
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--replicas", "0"], "argument --replicas: got '0'; expected a whole number of at least 1"),
-        (["--speed", "0"], "argument --speed: got '0'; expected a number above 0"),
-        (["--share", "101"], "expected a number above 0, at most 100"),
+        (["--replicas", "0"], "argument --replicas: must be a whole number of at least 1, got '0'"),
+        (["--speed", "0"], "argument --speed: must be a number above 0, got '0'"),
+        (["--share", "101"], "must be a number above 0, at most 100, got '101'"),
         (["--router", "fast"], "argument --router: invalid choice: 'fast'"),
-        (["--json", "/no/such/folder/file"], "expected a file in a folder that exists"),
+        (["--json", "/no/such/folder/file"], "must be a file in a folder that exists"),
         (["--find-replicas", "9"], "--find-replicas needs --ttft-target or --itl-target"),
         (["--find-replicas", "9", "--replicas", "3", "--ttft-target", "1"], "contradict each other"),
         (["--max-num-seqs", "4096"], "max_num_batched_tokens is 2048; expected at least max_num_seqs, 4096"),

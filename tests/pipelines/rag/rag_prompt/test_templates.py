@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from sluice.pipelines.rag.prompts.templates import TEMPLATES, NumberedPassage, TemplateName
+from sluice.pipelines.rag.rag_prompt.templates import TEMPLATES, NumberedPassage, TemplateName
 from sluice.pipelines.text.citations import Source
 
 QUOTE, CITED = TEMPLATES[TemplateName.QUOTE], TEMPLATES[TemplateName.CITED]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice.cli.usage.command import command
+from sluice.cli.usage import command
 from sluice.gateway.tenancy.ledger.rows import LedgerRow
-from sluice.gateway.tenancy.ledger.sqlite import SqliteLedger
+from sluice.gateway.tenancy.ledger.store import open_ledger
 from tests.gateway.tenancy.ledger.test_stores import DAY, batch, row
 
 RANGE = ("--start", str(DAY), "--end", "2026-03-09")
@@ -22,7 +22,7 @@ LATER = date(2026, 3, 2)
 @pytest.fixture
 def ledger(tmp_path: Path) -> str:
     async def fill() -> None:
-        store = SqliteLedger(tmp_path / "ledger.sqlite")
+        store = open_ledger(str(tmp_path / "ledger.sqlite"))
         rows = [row(), row(), row(LATER, key="k2", model="=m2", first_token_us=None, status=None)]
         await store.write(batch(rows))
         await store.close()
@@ -88,7 +88,7 @@ def test_parquet_has_types(ledger: str, tmp_path: Path) -> None:
 def test_a_server_that_is_away_is_one_line(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command([*more, "--url", "http://127.0.0.1:9"]) == 1
     said = capsys.readouterr()
-    assert said.out == "" and "refused" in said.err and said.err.count("\n") == 1
+    assert said.out == "" and "cannot be reached" in said.err and said.err.count("\n") == 1
 
 
 def test_parquet_without_its_extra(

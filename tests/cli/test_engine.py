@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from sluice.cli.engine.command import command
+from sluice.cli.engine import command
 from sluice.engine.client.attached import AttachedEngineClient
 from sluice.engine.config import EngineConfig
 from sluice.engine.fleet.membership.fleet_url import FleetUrl

@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from sluice.cli.logs.command import command
+from sluice.cli.logs import command
 from sluice.log_lines import JsonFormatter, TextFormatter
 from tests.server_process import ServerProcess
 

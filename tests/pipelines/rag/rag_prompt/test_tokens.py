@@ -7,7 +7,12 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
-from sluice.pipelines.rag.prompts.tokens import COMMON_CONTROL_TOKENS, ControlTokens, EstimatedTokens, TokenizerTokens
+from sluice.pipelines.rag.rag_prompt.assembly import (
+    COMMON_CONTROL_TOKENS,
+    ControlTokens,
+    EstimatedTokens,
+    TokenizerTokens,
+)
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.pipelines.text.types import ChatMessage
 

@@ -8,18 +8,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.pipelines.rag.prompts.assembly import (
+from sluice.pipelines.rag.rag_prompt.assembly import (
     Prompt,
     PromptSelection,
     PromptStyle,
+    PromptTokens,
     RetrievedPassage,
     TokenBudget,
+    TokenizerTokens,
     assemble_prompt,
     drop_last,
     select_contents,
 )
-from sluice.pipelines.rag.prompts.templates import TEMPLATES, TemplateName
-from sluice.pipelines.rag.prompts.tokens import PromptTokens, TokenizerTokens
+from sluice.pipelines.rag.rag_prompt.templates import TEMPLATES, TemplateName
 from sluice.pipelines.text.citations import Source
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.pipelines.text.types import ChatMessage

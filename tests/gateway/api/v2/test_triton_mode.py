@@ -4,22 +4,20 @@ import json
 import secrets
 from pathlib import Path
 
-from sluice.gateway.api.v2.trace import TraceSettings, following
-from sluice.gateway.api.v2.trace_spans import TracesAsSpans
-from sluice.gateway.api.v2.trace_steps import find_steps
-from sluice.gateway.api.v2.trace_values import TraceSetting
+from sluice.gateway.api.v2.trace import find_steps, following
+from sluice.gateway.api.v2.trace_settings import TraceSetting, TraceSettings
 from sluice.gateway.options.config import read_config
 from sluice.record.spans import Recording, RemoteParent, Span, current_span, format_traceparent, remote_parent
 from sluice.serving.request import InferRequest
 from tests.gateway.api.v2.grpc.parts import EchoModel, infer_request, serving
 from tests.gateway.api.v2.small_service import SmallService
-from tests.gateway.tracing.test_tracer import Sink
+from tests.gateway.telemetry.test_tracer import Sink
 from tests.otlp_receiver import running_receiver
 from tests.server_process import StartServer
+from tests.serving.backends.builders import Lookup
 from tests.serving.backends.ensemble.parts import (
     Caller,
     FunctionModel,
-    Models,
     ensemble_config,
     load,
     request,
@@ -31,7 +29,7 @@ PARENT = RemoteParent(0xA1, 0xB2, True)
 
 def settings(sink: Sink, **setting: object) -> TraceSettings:
     levels = frozenset({"TIMESTAMPS"})
-    return TraceSettings("", TraceSetting(levels, **setting), TracesAsSpans(sink, {"url": "http://x"}))  # type: ignore[arg-type]
+    return TraceSettings("", TraceSetting(levels, **setting), sink, {"url": "http://x"})  # type: ignore[arg-type]
 
 
 def trace_one(own: TraceSettings) -> None:
@@ -104,7 +102,7 @@ async def test_a_plain_call_of_grpc_brings_its_context() -> None:
 
 async def submit_nested(own: TraceSettings) -> None:
     """Run a traced ensemble `whole` of `one` and of the ensemble `inner`, which has `two`."""
-    models = Models(
+    models = Lookup(
         FunctionModel(simple_config("one"), lambda X: {"Y": X + 1}),
         FunctionModel(simple_config("two"), lambda X: {"Y": X * 2}),
     )

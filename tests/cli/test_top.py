@@ -17,9 +17,8 @@ from time import monotonic
 import pytest
 from rich.console import Console
 
-from sluice.cli.live.server import RunningServer
-from sluice.cli.top.command import Top, command
-from sluice.cli.top.screen import ORDERS, View
+from sluice.cli.server import RunningServer
+from sluice.cli.top import ORDERS, Top, View, command
 from tests.server_process import MODEL, ServerProcess
 from tests.waiting import PATIENCE_S
 

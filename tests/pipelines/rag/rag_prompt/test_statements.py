@@ -2,8 +2,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sluice.pipelines.rag.prompts.statements import Statement, find_best_statement, split_statements, subject_coverage
-from sluice.pipelines.rag.prompts.tokens import COMMON_CONTROL_TOKENS, ControlTokens
+from sluice.pipelines.rag.rag_prompt.assembly import COMMON_CONTROL_TOKENS, ControlTokens
+from sluice.pipelines.rag.rag_prompt.templates import Statement, find_best_statement, split_statements, subject_coverage
 
 
 def best(question: str, statements: Sequence[Statement], places: Sequence[str] = ()) -> int:

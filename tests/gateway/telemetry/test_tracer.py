@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.gateway.tracing.tracer import Tracer, finish_root
+from sluice.gateway.telemetry.tracer import Tracer, finish_root
 from sluice.record.spans import (
     MAX_SPANS,
     Recording,
