@@ -72,7 +72,7 @@ class Call:
     streams: OpenStreams = field(default_factory=dict)
     """Where its log has the streams that end when their sender's key does."""
     identity: Identity | None = None
-    """Who sent it; None where the server asks nobody for a key."""
+    """The request's authenticated identity; None when the server has no keys."""
     tenant: str = ""
     group: RouteGroup | None = None
     """The routes it belongs to, where it makes a model work; None for other requests."""

@@ -20,8 +20,8 @@ PACE_STEPS = 64
 
 
 class _Untold(list[int]):
-    """Tokens of which only the number is known. Traces have no others, and the lists of a long queue would fill the
-    memory."""
+    """Tokens of which only the number is known: every token is 0. Only `len` and the last token may be asked for; it
+    stands for a list, as the lists of a long queue would fill the memory."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens

@@ -111,7 +111,7 @@ class SharedPart:
     _exemplar: Exemplar | None
     _last: float = 0.0
     _seen: set[tuple[str, int, int]] = field(default_factory=set)
-    """What prompts have done, by their index and their number of tokens."""
+    """The counts made so far: their kind, the prompt's index and its number of tokens."""
     _cached: dict[tuple[int, int], int] = field(default_factory=dict)
     """The tokens of each counted prompt that a cache had when it was computed first."""
     _outcome: str = ""

@@ -71,7 +71,7 @@ class ModelOffer:
         self._library = server.library
         self._config = config
         self._seen: dict[str, tuple[list[Model], CopiedModel | None]] = {}
-        """What was found out of the versions of each name."""
+        """The versions of each name that were looked at last, and the copy that workers make of them, if any."""
 
     def look(self) -> tuple[Wanted, dict[str, LlmModel]]:
         """Return what workers may serve now, and the language models among it by id."""

@@ -24,7 +24,7 @@ class CopiedModel(msgspec.Struct, frozen=True):
     id: str
     name: str
     signature: str
-    """What the repository has of it (`ModelRepository.signature`)."""
+    """The digest of its files in the repository (`ModelRepository.signature`)."""
     members: tuple[str, ...] = ()
     """Names of the models that an ensemble calls."""
     finds_models: bool = False

@@ -46,7 +46,7 @@ def socket_name(worker: int) -> str:
 
 
 class WorkerStart(NamedTuple):
-    """What a new process gets on its standard input, which stays open as long as the host lives."""
+    """The start message of a worker, on its standard input, which stays open as long as the host lives."""
 
     config: ServeConfig
     slot: int

@@ -1,4 +1,4 @@
-"""What all protocols share on the way from a request for text to its answer."""
+"""All protocols share one way from a request for text to its answer."""
 
 import asyncio
 import json

@@ -36,7 +36,7 @@ _SMALL_MESSAGE = 16 << 10
 
 @dataclass(slots=True, eq=False)
 class CallHost:
-    """What the calls of one server share."""
+    """The state that the calls of one server share: its methods, its limits and the running handlers."""
 
     methods: Methods
     max_message_bytes: int

@@ -307,7 +307,7 @@ class _Responses:
         self._trace = trace
         self._gives_any_number = model.is_decoupled_for(request)
         self._unread: Sized = ()
-        """What has come and was not taken yet."""
+        """The responses that have come and were not taken yet."""
 
     async def run(self) -> None:
         """Run the request up to its last response. Cancelling cancels it."""

@@ -275,7 +275,7 @@ async def test_a_folder_that_cannot_be_entered_opens_nothing(tmp_path: Path) -> 
 
 @asynccontextmanager
 async def started(folder: Path, access: AccessOptions | None = None) -> AsyncIterator[AccessControl]:
-    """What decides of the requests of a server that has just started, with its state in a folder."""
+    """Yield the access control of a server that has just started, with its state in a folder."""
     config = ServeConfig(access=access or AccessOptions(), batches=BatchOptions(state_path=str(folder)))
     control = make_access(config)
     await control.ring.start()

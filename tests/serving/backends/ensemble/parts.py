@@ -177,7 +177,7 @@ def request(
 
 
 class Script:
-    """What happens to one request to an ensemble of held models, in words.
+    """The events of one request to an ensemble of held models, in words.
 
     `talk=7` answers the first request to the step talk with Y [7], `talk.1=7` the second one, and `talk=` with nothing.
     `talk~7` is a response with more to come, and `talk!7` an error with that message. `-` cancels the request.
