@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import zmq
 from tests.server_process import ServerProcess, running_command
 from tests.vllm.adapters import merge
 from tests.vllm.conftest import ADAPTERS, LONG, MAX_TOKENS, PATIENCE_S, PROMPTS, RILL, complete, metric
+from tests.waiting import wait_for, wait_until
 
 pytestmark = pytest.mark.vllm
 NOBODY = {"additionalProperties": False}
@@ -139,13 +141,16 @@ def test_a_bad_request_is_refused_and_hurts_nobody(server: ServerProcess, fields
 
 
 def test_a_client_that_leaves_frees_its_blocks(server: ServerProcess) -> None:
+    num_before = metric(server, "sluice_engine_generation_tokens_total")
     body = {"model": "rill", "prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{server.base_url}/v1/completions", json=body, timeout=60) as response:
-        lines = response.iter_lines()
-        while metric(server, "sluice_kv_blocks_reserved") == 0:
-            next(lines)
-    while metric(server, "sluice_kv_blocks_reserved") > 0 or metric(server, "sluice_sequences_running") > 0:
-        assert server.process.poll() is None
+    with frozen(server):  # else a fast machine has generated all of it before the client leaves
+        client = HTTPConnection(server.base_url.removeprefix("http://"))
+        client.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        wait_until(lambda: metric(server, "sluice_kv_blocks_reserved") > 0)
+        client.close()
+        wait_until(lambda: metric(server, "sluice_open_requests") == 0)
+    wait_until(lambda: metric(server, "sluice_kv_blocks_reserved") + metric(server, "sluice_sequences_running") == 0)
+    assert metric(server, "sluice_engine_generation_tokens_total") - num_before < 900
 
 
 def test_adapters_answer_as_merged_weights_do(server: ServerProcess, adapters: dict[str, Path], tmp_path: Path) -> None:
@@ -236,48 +241,86 @@ def test_overload_preempts_vllm_and_not_us(small_server: ServerProcess, plain: d
     assert metric(small_server, "sluice_engine_preemptions_total") == 0
 
 
-@pytest.mark.parametrize(("mode", "num_kept"), [("wait", 0), ("keep", 1)])
-def test_requests_outlive_a_sleep(server: ServerProcess, mode: str, num_kept: int) -> None:
-    def post(path: str) -> dict[str, Any]:
-        response = httpx.post(f"{server.base_url}{path}", timeout=PATIENCE_S)
-        assert response.status_code == 200, response.text
-        return dict(response.json())
+def test_a_sleep_waits_for_what_has_begun(server: ServerProcess) -> None:
+    expected = ids(complete(server, PROMPTS[0], max_tokens=900))
+    num_before = metric(server, "sluice_engine_generation_tokens_total")
+    with ThreadPoolExecutor(1) as pool:
+        early = pool.submit(stream_to_end, server, PROMPTS[0], max_tokens=900)
+        wait_until(lambda: metric(server, "sluice_engine_generation_tokens_total") > num_before)
+        assert call(server, "/sleep?level=1&mode=wait") == {"status": "sleeping", "level": 1}
+        assert metric(server, "sluice_sequences_running") == 0
+        assert early.result(PATIENCE_S) == expected
+    assert call(server, "/wake_up") == {"status": "awake", "tags": None}
 
-    fields: dict[str, Any] = {"max_tokens": 900}
-    expected = ids(complete(server, PROMPTS[0], **fields))
-    with stream_completion(server, PROMPTS[0], **fields) as events, ThreadPoolExecutor(1) as pool:
-        began = next(events)
-        assert post(f"/sleep?level=1&mode={mode}") == {"status": "sleeping", "level": 1}
-        assert metric(server, "sluice_sequences_running") == num_kept
-        assert httpx.get(f"{server.base_url}/is_sleeping").json() == {"is_sleeping": True}
+
+def test_requests_outlive_a_sleep(server: ServerProcess) -> None:
+    expected = ids(complete(server, PROMPTS[0], max_tokens=900))
+    with ThreadPoolExecutor(4) as pool:
+        with frozen(server):
+            early = pool.submit(stream_to_end, server, PROMPTS[0], max_tokens=900)
+            wait_until(lambda: metric(server, "sluice_sequences_running") == 1)
+            sleep = pool.submit(call, server, "/sleep?level=1&mode=keep")
+            # A further request is behind the sleep in the engine's queue, or came before it and runs.
+            pool.submit(complete, server, PROMPTS[1], max_tokens=1)
+            num_running, num_waiting = wait_for(lambda: sequences(server), lambda found: sum(found) == 2)
+        assert sleep.result(PATIENCE_S) == {"status": "sleeping", "level": 1}
+        assert sequences(server) == (num_running, num_waiting)
+        assert call(server, "/is_sleeping", "GET") == {"is_sleeping": True}
         assert httpx.get(f"{server.base_url}/health").status_code == 503
-        late = pool.submit(complete, server, PROMPTS[0], **fields)
-        while metric(server, "sluice_sequences_waiting") == 0:
-            assert not late.done()
-        assert post("/wake_up") == {"status": "awake", "tags": None}
-        assert [*began, *chain.from_iterable(events)] == expected
-        assert ids(late.result(PATIENCE_S)) == expected
+        late = pool.submit(complete, server, PROMPTS[0], max_tokens=900)
+        wait_until(lambda: sequences(server) == (num_running, num_waiting + 1))
+        assert not early.done()
+        assert call(server, "/wake_up") == {"status": "awake", "tags": None}
+        assert early.result(PATIENCE_S) == ids(late.result(PATIENCE_S)) == expected
     assert httpx.get(f"{server.base_url}/health").status_code == 200
 
 
 def test_a_sleep_that_aborts_says_so(server: ServerProcess) -> None:
-    with stream_completion(server, PROMPTS[0], max_tokens=900) as events:
-        next(events)
-        assert httpx.post(f"{server.base_url}/sleep?mode=abort", timeout=PATIENCE_S).status_code == 200
-        with pytest.raises(AssertionError, match="the engine was put to sleep"):
-            list(events)
-    assert httpx.post(f"{server.base_url}/wake_up?tags=weights&tags=kv_cache", timeout=PATIENCE_S).status_code == 200
+    with ThreadPoolExecutor(2) as pool:
+        with frozen(server):
+            early = pool.submit(stream_to_end, server, PROMPTS[0], max_tokens=900)
+            wait_until(lambda: metric(server, "sluice_sequences_running") == 1)
+            sleep = pool.submit(call, server, "/sleep?mode=abort")
+            with pytest.raises(AssertionError, match="the engine was put to sleep"):
+                early.result(PATIENCE_S)
+        assert sleep.result(PATIENCE_S)["status"] == "sleeping"
+    assert call(server, "/wake_up?tags=weights&tags=kv_cache")["status"] == "awake"
     assert ids(complete(server, PROMPTS[0], max_tokens=3))
 
 
 @contextmanager
-def stream_completion(server: ServerProcess, prompt: list[int], **fields: Any) -> Iterator[Iterator[list[int]]]:
-    """The token ids of each event of a stream."""
+def frozen(server: ServerProcess) -> Iterator[None]:
+    """vLLM's own processes stand still, so that what is sent meanwhile reaches them before their next step."""
+    cores = server.engine().children(recursive=True)
+    assert cores
+    for each in cores:
+        each.suspend()
+    try:
+        yield
+    finally:
+        for each in cores:
+            each.resume()
+
+
+def sequences(server: ServerProcess) -> tuple[float, float]:
+    """Return how many sequences run, and how many wait."""
+    return metric(server, "sluice_sequences_running"), metric(server, "sluice_sequences_waiting")
+
+
+def call(server: ServerProcess, path: str, method: str = "POST") -> dict[str, Any]:
+    response = httpx.request(method, f"{server.base_url}{path}", timeout=PATIENCE_S)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+def stream_to_end(server: ServerProcess, prompt: list[int], **fields: Any) -> list[int]:
+    """Return the token ids of a stream."""
     body = {"model": "rill", "prompt": prompt, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **fields}
     url = f"{server.base_url}/v1/completions"
     with httpx.stream("POST", url, json={**body, "stream": True}, timeout=PATIENCE_S) as response:
         assert response.status_code == 200, response.read()
-        yield (token_ids(line) for line in response.iter_lines() if line and not line.endswith("[DONE]"))
+        events = (token_ids(line) for line in response.iter_lines() if line and not line.endswith("[DONE]"))
+        return [*chain.from_iterable(events)]
 
 
 def token_ids(line: str) -> list[int]:
