@@ -3,16 +3,20 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import IntEnum
 from itertools import islice
+from time import perf_counter
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from sluice.engine.blocks import BlockHash, blocks_for
 from sluice.engine.scheduling.planner import AdmissionCandidate
 from sluice.engine.sequence import NO_ROW, Sequence
-from sluice.engine.types import EngineInfo
+from sluice.engine.types import EngineInfo, Eviction
 
+MAX_EVICTIONS = 1 << 15
+"""Evicted blocks that are remembered at least; twice as many, some 10 MB, at most."""
 MAX_CHANGES = 1 << 16
 """Most changes of the prefix index that are kept between two frames."""
 H = TypeVar("H", bound=Sequence)
@@ -34,8 +38,16 @@ class BlockState(IntEnum):
 class KvCacheManager:
     """Hands blocks to sequences and finds cached prefixes. Used by the engine thread alone."""
 
-    def __init__(self, info: EngineInfo, *, is_prefix_caching: bool, has_tiers: bool = False) -> None:
+    def __init__(
+        self,
+        info: EngineInfo,
+        *,
+        is_prefix_caching: bool,
+        has_tiers: bool = False,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
         """With `has_tiers`, the pool records the blocks that it reclaims."""
+        self._clock = clock
         self._block_size = info.block_size
         self._is_prefix_caching = is_prefix_caching
         self.pool = BlockPool(info.num_blocks, records_reclaimed=has_tiers)
@@ -99,11 +111,25 @@ class KvCacheManager:
         self.tables.append(sequence.table_row, blocks)
         sequence.num_allocated_blocks = sequence.num_indexed_blocks = len(blocks)
         sequence.num_computed = len(blocks) * self._block_size
+        if sequence.request.session and not sequence.was_preempted:
+            sequence.evicted = self._find_eviction(sequence, len(blocks))
+
+    def _find_eviction(self, sequence: Sequence, num_cached: int) -> Eviction | None:
+        """Return when the block after the sequence's cached ones was evicted, and for whom; None where it was not, or
+        is forgotten."""
+        if not self._is_prefix_caching or sequence.needs_prompt_logits:
+            return None
+        hashes = self.shareable_hashes(sequence)
+        found = self.pool.eviction_of(hashes[num_cached]) if num_cached < len(hashes) else None
+        return None if found is None else msgspec.structs.replace(found, age_s=self._clock() - found.age_s)
 
     def allocate(self, sequence: Sequence, num_tokens: int) -> None:
         """Allocate the blocks that the sequence lacks to store `num_tokens`."""
         missing = blocks_for(num_tokens, self._block_size) - sequence.num_allocated_blocks
         if missing > 0:
+            if missing > self.pool.num_empty:
+                request = sequence.request
+                self.pool.reclaimed_for = Eviction(self._clock(), request.tenant, request.session)
             self.tables.append(sequence.table_row, self.pool.allocate(missing))
             sequence.num_allocated_blocks += missing
 
@@ -199,6 +225,10 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
+        self.reclaimed_for = Eviction(0.0)
+        """For whom blocks are reclaimed from now on, with the time in place of the age."""
+        self._evictions: dict[BlockHash, Eviction] = {}
+        self._older_evictions: dict[BlockHash, Eviction] = {}
         self.on_removed: Callable[[BlockHash], None] | None = None
         """Called with each hash that leaves the index."""
         self._changes: dict[BlockHash, bool] | None = None
@@ -207,6 +237,11 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         return len(self._empty) + len(self._cached)
+
+    @property
+    def num_empty(self) -> int:
+        """Free blocks that hold nothing, which are allocated before others."""
+        return len(self._empty)
 
     @property
     def num_used(self) -> int:
@@ -233,6 +268,9 @@ class BlockPool:
         del self._cached[block]
         block_hash = self._hash_of.pop(block)
         del self._block_of[block_hash]
+        self._evictions[block_hash] = self.reclaimed_for
+        if len(self._evictions) > MAX_EVICTIONS:
+            self._older_evictions, self._evictions = self._evictions, {}
         if self._changes is not None:
             self._note(block_hash, False)
         if self.on_removed is not None:
@@ -240,6 +278,10 @@ class BlockPool:
         if self._records_reclaimed:
             self._reclaimed.append((block, block_hash))
         return block
+
+    def eviction_of(self, block_hash: BlockHash) -> Eviction | None:
+        """Return the last eviction of a block, with its time in place of the age; None where none is known."""
+        return self._evictions.get(block_hash) or self._older_evictions.get(block_hash)
 
     def take_reclaimed(self) -> list[tuple[int, BlockHash]]:
         """Return the blocks that were reclaimed since the last call, in that order, with the hashes of what they held.

@@ -9,7 +9,7 @@ import numpy as np
 from sluice.engine.arrays import IntArray
 from sluice.engine.blocks import BlockHash, HashChain, PromptOrigin, blocks_for, worst_case_blocks
 from sluice.engine.sampling.state import Constraint, SamplingState, is_simple
-from sluice.engine.types import EngineInfo, FinishReason, GenerateRequest, SequenceTiming, TokenLogprob
+from sluice.engine.types import EngineInfo, Eviction, FinishReason, GenerateRequest, SequenceTiming, TokenLogprob
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +122,7 @@ class Sequence(QueuedSequence):
         "adapter",
         "context_logits",
         "drafts",
+        "evicted",
         "fresh_logits",
         "fresh_logprobs",
         "fresh_token_ids",
@@ -194,6 +195,8 @@ class Sequence(QueuedSequence):
         self.was_preempted = False
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache when it first started."""
+        self.evicted: Eviction | None = None
+        """The eviction of the block after those, where it is known."""
         self.is_returning = False
         """Whether it waits for blocks of its prefix that come back from a KV tier."""
         self.origin: PromptOrigin | None = None

@@ -172,6 +172,14 @@ class SequenceTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pauses: list[tuple[float, float]] = []
 
 
+class Eviction(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """When a block left the prefix cache, in seconds before now, and the tenant and session for whose tokens."""
+
+    age_s: float
+    tenant: str = ""
+    session: str = ""
+
+
 class EventDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Fields that few events carry: `prompt_logprobs` the first of a request, one for each prompt token, of which the
     first is None; `num_cached_tokens` one event; `logprobs` one for each token of the event. Logits are the model's
@@ -179,7 +187,8 @@ class EventDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `generation_logits` of the event's tokens. `metrics` come with every event that was to have them.
     `num_prompt_tokens`, those of images among them, come with the first event of a request with images. `timing` comes,
     where the request asks for it, with the first event of an engine and the first one after a pause. `handover` comes
-    with the last event of a request that is handed over; without it the other engine begins anew."""
+    with the last event of a request that is handed over; without it the other engine begins anew. `evicted` comes with
+    `num_cached_tokens` for a request of a session, where the block that follows those was evicted a while ago."""
 
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprob] | None = None
@@ -190,6 +199,7 @@ class EventDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_prompt_tokens: int | None = None
     timing: SequenceTiming | None = None
     handover: bytes | None = None
+    evicted: Eviction | None = None
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

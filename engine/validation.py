@@ -90,6 +90,7 @@ def check_lengths(request: GenerateRequest, info: EngineInfo) -> None:
             "prompt",
             f"the prompt has {num_prompt} tokens, but this model's context is {info.max_model_len} tokens "
             f"and must leave room for at least 1 of output; shorten the prompt",
+            (num_prompt, info.max_model_len - 1),
         )
     if num_prompt + max_tokens > info.max_model_len:
         raise too_long(
@@ -156,7 +157,8 @@ def _check_fits_cache(num_prompt: int, max_tokens: int, info: EngineInfo) -> Non
         return
     cache = f"the whole KV cache has {info.num_blocks} blocks of {info.block_size} tokens"
     if blocks_for(num_prompt, info.block_size) > info.num_blocks:
-        raise too_long("prompt", f"the prompt has {num_prompt} tokens, but {cache}; shorten the prompt")
+        lengths = (num_prompt, info.num_blocks * info.block_size)
+        raise too_long("prompt", f"the prompt has {num_prompt} tokens, but {cache}; shorten the prompt", lengths)
     needed = worst_case_blocks(num_prompt, max_tokens, info.block_size)
     if needed > info.num_blocks:
         raise too_long(

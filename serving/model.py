@@ -4,7 +4,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
@@ -248,7 +248,7 @@ class ItemConsumer(Protocol[ItemT]):
 
 class Outbox(Generic[T]):
     """Items for one consumer on the event loop, in order. `pass_to` pushes them, those of a turn of the loop at its
-    end; `wait` pulls them. Those that come while the consumer is not ready are kept."""
+    end. Those that come while the consumer is not ready are kept."""
 
     def __init__(self) -> None:
         self._unread: deque[T] = deque()
@@ -281,14 +281,6 @@ class Outbox(Generic[T]):
         self._unread.clear()
         return taken
 
-    async def wait(self) -> list[T]:
-        """Wait for at least one item. Not to be called after the last one was taken."""
-        while not self._unread:
-            if self._error is not None:
-                raise self._error
-            await self._wait_for_news()
-        return self.take()
-
     async def pass_to(self, consumer: ItemConsumer[T]) -> None:
         """Push all items to `consumer`, up to the end. Raises the end's error, and what the consumer raises."""
         self._consumer = consumer
@@ -309,9 +301,7 @@ class Outbox(Generic[T]):
             raise error
 
     def _announce(self) -> None:
-        if self._consumer is None:
-            self._wake()
-        elif self._is_ready and not self._is_due:
+        if self._consumer is not None and self._is_ready and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._hand_on)
 
@@ -368,16 +358,3 @@ class ResponseStream(Outbox[InferResponse]):
         """Cancel the request. Idempotent, and harmless after its end."""
         if self._job is not None:
             self._job.cancel()
-
-
-async def infer_stream(model: Model, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-    """Yield each response of any model, the last one final. Closing the generator cancels the request."""
-    stream = ResponseStream(model, request)
-    try:
-        while True:
-            for response in await stream.wait():
-                yield response
-                if response.is_final:
-                    return
-    finally:
-        stream.cancel()

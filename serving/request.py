@@ -45,6 +45,8 @@ class InferRequest:
     """The tenant to whom an LLM's tokens are charged."""
     session: str = ""
     """The client's name of a session, whose requests go to one replica of an LLM; "" for its sequence, if any."""
+    parent_session: str = ""
+    """The client's name of the session that started this one; "" for none."""
     queue_timeout_us: int = 0
     """Longest wait for an LLM to admit the request; 0 is the engine's default."""
     batch_size: int = 1

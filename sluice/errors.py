@@ -34,8 +34,7 @@ class SluiceError(Exception):
 
     `param` names the request field at fault, if there is one. `template` is the message with marks around the fields
     that it names (see `named`): there and in `param` a protocol puts its own names. `retry_after_s` is the number of
-    seconds after which a retry makes sense, if known. `openai_code` is OpenAI's word for it where that says more than
-    ours.
+    seconds after which a retry makes sense, if known. `openai_code` is OpenAI's word for it, where that says more.
     """
 
     def __init__(
@@ -57,6 +56,8 @@ class SluiceError(Exception):
         """Whether the log has the message already."""
         self.exceeds_context = False
         """Whether the request is too long for the model, so that one with a larger context may take it."""
+        self.prompt_lengths: tuple[int, int] | None = None
+        """The tokens of such a request's prompt, and the most that the model takes, where both are known."""
         self.is_senders_limit = False
         """Whether a limit of the sender refused the request, so that no other model would take it either."""
         self.predicted_wait_s: float | None = None
@@ -94,10 +95,10 @@ def invalid(param: str, message: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, message, param=param)
 
 
-def too_long(param: str, message: str) -> SluiceError:
+def too_long(param: str, message: str, prompt_lengths: tuple[int, int] | None = None) -> SluiceError:
     """Make an INVALID error about the request field `param`, with which the request exceeds the model's context."""
     error = invalid(param, message)
-    error.exceeds_context = True
+    error.exceeds_context, error.prompt_lengths = True, prompt_lengths
     return error
 
 

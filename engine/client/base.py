@@ -192,6 +192,10 @@ class EngineClient(ABC):
         """The engines that serve as this one: itself alone."""
         return (self.replica,)
 
+    def session_replica(self, session: str) -> str:
+        """Return the replica that had the session's last request; "" for one engine alone."""
+        return ""
+
     @property
     def is_serving(self) -> bool:
         """Whether an engine takes requests, as far as is known."""

@@ -9,6 +9,7 @@ from sluice.engine.client.supervision import Clock, Standing, build_resumed_requ
 from sluice.engine.types import (
     BlockSource,
     EventDetail,
+    Eviction,
     FinishReason,
     GenerateRequest,
     RequestFailed,
@@ -166,6 +167,7 @@ class GenerationStream:
         self._has_cached_tokens = self._has_prompt_logprobs = False
         """Whether the details that come once were received, so that those of a replacing engine are ignored."""
         self._num_cached_tokens: int | None = None
+        self._evicted: Eviction | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._logprobs: list[TokenLogprob] | None = None
         self._metrics: SequenceMetrics | None = None
@@ -266,8 +268,9 @@ class GenerationStream:
             b"".join(self._generation_logits) or None,
             self._num_prompt_tokens,
             handover=self._handover,
+            evicted=self._evicted,
         )
-        self._num_cached_tokens = self._prompt_logprobs = self._logprobs = None
+        self._num_cached_tokens = self._evicted = self._prompt_logprobs = self._logprobs = None
         self._metrics = self._context_logits = None
         self._generation_logits = []
         self._has_detail = False
@@ -314,6 +317,7 @@ class GenerationStream:
         self._has_detail = True
         if detail.num_cached_tokens is not None and not self._has_cached_tokens:
             self._num_cached_tokens, self._has_cached_tokens = detail.num_cached_tokens, True
+            self._evicted = detail.evicted
         if detail.prompt_logprobs is not None and not self._has_prompt_logprobs:
             self._prompt_logprobs, self._has_prompt_logprobs = detail.prompt_logprobs, True
         if detail.logprobs is not None:

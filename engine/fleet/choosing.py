@@ -167,6 +167,10 @@ class ReplicaChooser:
         if request.session:
             self._sessions.note(request.session, replica.name)
 
+    def session_replica(self, session: str) -> str:
+        """Return the name of the replica that had the session's last request; "" where none is known."""
+        return self._sessions.last(session)
+
     def forget(self, replica: Replica) -> None:
         """Forget a replica that has left."""
         self.index.forget(replica.number)
@@ -228,6 +232,10 @@ class SessionPlaces:
         if place in known and self._clock() - noted_at <= self._ttl_s:
             return place
         return max(known, key=lambda name: _rank(session, name), default="")
+
+    def last(self, session: str) -> str:
+        """Return the replica that had the session's last request; "" where none is known."""
+        return self._places.get(session, ("", 0.0))[0]
 
     def note(self, session: str, name: str) -> None:
         """Note that the replica `name` has got a request of the session."""

@@ -225,6 +225,10 @@ class FleetClient:
 
     # -- requests
 
+    def session_replica(self, session: str) -> str:
+        """Return the replica that had the session's last request; "" where none is known."""
+        return self._chooser.session_replica(session)
+
     def submit(self, request: GenerateRequest) -> GenerationStream:
         if (failure := self.failure) is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, failure)

@@ -15,15 +15,15 @@ from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_CACHED_GRAMMARS = 32
-MAX_CACHED_BYTES = 1 << 20
+MAX_CACHED_BYTES = 4 << 20
 """Most bytes of grammar text in the cache. A common grammar takes a megabyte of memory, the worst allowed some tens."""
 
 MAX_PENDING = 256
 """Most grammars waiting to be compiled; one more is rejected at once."""
 
 # These and the fuel bound what a grammar may cost. llguidance itself limits one mask to 15 ms.
-_MAX_SYMBOLS = 200_000
-_MAX_STATES = 32_000  # of the automaton, up to 2 kB each
+MAX_SYMBOLS = 65_000  # llguidance counts them in 16 bits
+MAX_STATES = 32_000  # of the automaton, up to 2 kB each
 
 STACK_BYTES = 256 << 20
 """Stack size of the compiling thread: address space, not memory. The compiler recurses along chains of references and
@@ -136,7 +136,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
-            initial_lexer_fuel=fuel, max_grammar_size=_MAX_SYMBOLS, max_lexer_states=_MAX_STATES, verbose_errors=False
+            initial_lexer_fuel=fuel, max_grammar_size=MAX_SYMBOLS, max_lexer_states=MAX_STATES, verbose_errors=False
         )
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
         return CompiledGrammar(matcher, vocabulary, self._mask_threads, json)

@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -38,16 +38,28 @@ def parse_schema(text: str) -> dict[str, Any]:
     return schema
 
 
+class SchemaFault(NamedTuple):
+    """A part of a schema that cannot be used, by its JSON pointer, and the reason."""
+
+    pointer: str
+    reason: str
+
+
 def check_schema(schema: dict[str, Any]) -> None:
     """Check for schemas that compile but take too long or have no finite value. Raises SluiceError INVALID."""
     if "x-guidance" in schema:
-        raise _at("#", "x-guidance is not taken from a schema; remove it")
+        raise _at(SchemaFault("#", "x-guidance is not taken from a schema; remove it"))
+    if (fault := find_fault(schema)) is not None:
+        raise _at(fault)
+
+
+def find_fault(schema: dict[str, Any]) -> SchemaFault | None:
+    """Return the first part of a schema that would take too long to compile or has no finite value."""
     nodes = dict(walk(schema))
-    _check_patterns(nodes)
-    _check_endless(nodes)
+    return _find_long_patterns(nodes) or _find_endless(nodes)
 
 
-def locate_error(schema: dict[str, Any], error: str, probe: SchemaProbe) -> tuple[str, str]:
+def locate_error(schema: dict[str, Any], error: str, probe: SchemaProbe) -> SchemaFault:
     """Return the JSON pointer of the innermost subschema at fault, and its own error. A subschema is at fault if it has
     the same error when compiled by itself, or makes its parent unsatisfiable."""
     shared: dict[str, Any] = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
@@ -62,7 +74,7 @@ def locate_error(schema: dict[str, Any], error: str, probe: SchemaProbe) -> tupl
             if found and (found == error or _is_blamed(child_pointer, error)):
                 pointer, node, error, inner = child_pointer, child, found, True
                 break
-    return pointer, error
+    return SchemaFault(pointer, error)
 
 
 def _error_of(node: Any, shared: dict[str, Any], probe: SchemaProbe) -> str:
@@ -76,11 +88,11 @@ def _is_blamed(pointer: str, error: str) -> bool:
     return match is not None and pointer.endswith(f"/properties/{escape(match[1])}")
 
 
-def _at(pointer: str, reason: str) -> SluiceError:
-    return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {reason}")
+def _at(fault: SchemaFault) -> SluiceError:
+    return invalid("grammar", f"the JSON schema cannot be used: at {fault.pointer}: {fault.reason}")
 
 
-def _check_patterns(nodes: dict[str, dict[str, Any]]) -> None:
+def _find_long_patterns(nodes: dict[str, dict[str, Any]]) -> SchemaFault | None:
     num_pairs = num_chars = 0
     for pointer, node in nodes.items():
         keys = node.get("patternProperties")
@@ -90,19 +102,21 @@ def _check_patterns(nodes: dict[str, dict[str, Any]]) -> None:
         num_chars += sum(map(len, patterns))
         if any(len(pattern) > MAX_PATTERN_CHARS for pattern in patterns) or num_chars > MAX_ALL_PATTERNS_CHARS:
             limits = f"one may have {MAX_PATTERN_CHARS} characters, all together {MAX_ALL_PATTERNS_CHARS}"
-            raise _at(pointer, f"patterns are too long: {limits}")
+            return SchemaFault(pointer, f"patterns are too long: {limits}")
         if num_pairs > MAX_PATTERN_PAIRS:
-            raise _at(f"{pointer}/patternProperties", "there are too many patterns; merge some into one")
+            return SchemaFault(f"{pointer}/patternProperties", "there are too many patterns; merge some into one")
+    return None
 
 
-def _check_endless(nodes: dict[str, dict[str, Any]]) -> None:
-    """Reject schemas without a finite value: each of their values would contain another of the same schema."""
+def _find_endless(nodes: dict[str, dict[str, Any]]) -> SchemaFault | None:
+    """Return a schema without a finite value: each of its values would contain another of the same schema."""
     graph = {pointer: list(_required_schemas(pointer, node)) for pointer, node in nodes.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pointer = min(error.args[1], key=lambda found: (found.count("/"), found))
-        raise _at(pointer, "no finite value can match, for it always holds another of itself") from None
+        return SchemaFault(pointer, "no finite value can match, for it always holds another of itself")
+    return None
 
 
 def _required_schemas(pointer: str, node: dict[str, Any]) -> Iterator[str]:

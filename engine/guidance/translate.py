@@ -78,11 +78,11 @@ MAX_BYTES = {
     GrammarKind.REGEX: 8 << 10,
     GrammarKind.CHOICE: 256 << 10,
     GrammarKind.EBNF: 64 << 10,
-    GrammarKind.TOOL_CALLS: 512 << 10,
+    GrammarKind.TOOL_CALLS: 2 << 20,
 }
 """Most bytes of a grammar's text in UTF-8. The compiler's stack and time grow with it."""
 
-_FUEL = 500_000
+FUEL = 500_000
 _REGEX_FUEL = 20_000
 """Limit on the size of all expressions of a grammar, about two a character. Sets of strings are cheap; otherwise time
 and memory grow with the square of a regular expression's size (a thousand optional letters: 10 MB)."""
@@ -122,7 +122,7 @@ class Translation:
 
     text: str
     explain: Callable[[str, Probe], SluiceError]
-    fuel: int = _FUEL
+    fuel: int = FUEL
 
 
 def translate(grammar: Grammar) -> Translation:
@@ -181,7 +181,7 @@ def _json_schema(text: str, whitespace: str | None) -> Translation:
     check_schema(sent)
     schema = rewrite(sent).schema
     bound_formats(schema)
-    compiled = _schema_grammar(schema, _json_style(whitespace))
+    compiled = schema_grammar(schema, _json_style(whitespace))
 
     def explain(raw: str, probe: Probe) -> SluiceError:
         return _schema_error(schema, raw, probe)
@@ -190,11 +190,12 @@ def _json_schema(text: str, whitespace: str | None) -> Translation:
 
 
 def _schema_error(schema: dict[str, Any], raw: str, probe: Probe) -> SluiceError:
-    pointer, error = locate_error(schema, raw, lambda part: probe(_schema_grammar(part)))
+    pointer, error = locate_error(schema, raw, lambda part: probe(schema_grammar(part)))
     return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {reword_error(error)}")
 
 
-def _schema_grammar(schema: dict[str, Any], style: "JsonCompileOptions" = _JSON_STYLE) -> str:
+def schema_grammar(schema: dict[str, Any], style: "JsonCompileOptions" = _JSON_STYLE) -> str:
+    """Return llguidance's grammar of a JSON schema."""
     # llguidance's own function would parse the text once more, and hold the interpreter's lock for it.
     return msgspec.json.encode({"grammars": [{"json_schema": {**schema, "x-guidance": style}}]}).decode()
 
@@ -280,7 +281,7 @@ def _tool_calls(text: str) -> Translation:
 
     def explain(raw: str, probe: Probe) -> SluiceError:
         for owner, schema in schemas:
-            error = probe(_schema_grammar(schema))
+            error = probe(schema_grammar(schema))
             if error:
                 explained = _schema_error(schema, error, probe)
                 _blame(explained, owner)

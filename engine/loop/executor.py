@@ -81,7 +81,7 @@ class InflightExecutor:
         self._handover = make_handover(runner, config, exchange, clock)
         tiers = make_tiers(runner, config, None if self._handover is None else self._handover.peers)
         is_caching, has_tiers = config.enable_prefix_caching, tiers is not None
-        self.kv = KvCacheManager(self.info, is_prefix_caching=is_caching, has_tiers=has_tiers)
+        self.kv = KvCacheManager(self.info, is_prefix_caching=is_caching, has_tiers=has_tiers, clock=clock)
         self._recorder = StepRecorder(clock)
         drafter = make_drafter(config, self.kv, draft_runner)
         self._intake = Intake(self.info, config, clock)

@@ -295,6 +295,7 @@ def take_event(sequence: Sequence, reason: FinishReason | None, now: float = 0.0
     has_prompt_logprobs = sequence.request.sampling.prompt_logprobs is not None
     detail = EventDetail(
         num_cached_tokens=None if sequence.has_emitted else sequence.num_cached_tokens,
+        evicted=None if sequence.has_emitted else sequence.evicted,
         logprobs=sequence.fresh_logprobs or None,
         prompt_logprobs=(sequence.prompt_logprobs or None) if has_prompt_logprobs else None,
         metrics=_metrics(sequence) if sequence.request.returns_metrics else None,

@@ -1,8 +1,10 @@
 """Processes that end together: an engine, the processes that it started, and the gateway that it must not outlive."""
 
+import ctypes
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ PARENT_CHECK_S = 1.0
 KILL_ROUNDS = 3
 """Rounds of killing, because a process may start another one meanwhile."""
 _PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1
 
 
 def kill_session(leader: int) -> None:
@@ -44,9 +47,17 @@ def _session_of(stat: Path) -> int | None:
     return None if state == "Z" else session
 
 
+def send_at_starters_end(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends, also as another program (exec).
+    Nothing happens on a system other than Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
 def end_with(parent: int, clean_up: Callable[[], None]) -> None:
     """Watch `parent`, which may have started a launcher between, on a thread. When it ends, call `clean_up` and end
-    this process with all of its session, unless that is the parent's too."""
+    this process with all of its session, unless that is the parent's too. A process that is stopped goes on for it."""
+    send_at_starters_end(signal.SIGCONT)
     has_own_session = _session(0) != _session(parent)
 
     def watch() -> None:

@@ -4,7 +4,7 @@ import math
 from array import array
 from collections.abc import Callable
 
-from sluice.engine.blocks import BlockHash
+from sluice.engine.blocks import BlockHash, worst_case_blocks
 from sluice.engine.fleet.router import ReplicaView
 from sluice.engine.forecast.learning import PrefillPace
 from sluice.engine.kv_cache import KvCacheManager
@@ -17,23 +17,8 @@ from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams
 
 PACE_STEPS = 64
 """Equal steps after which one more teaches the pace nothing."""
-
-
-class _Untold(list[int]):
-    """Tokens of which only the number is known: every token is 0. Only `len` and the last token may be asked for; it
-    stands for a list, as the lists of a long queue would fill the memory."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self._num_tokens = num_tokens
-
-    def __len__(self) -> int:
-        return self._num_tokens
-
-    def __add__(self, other: object) -> "_Untold":  # type: ignore[override]
-        return self
-
-    def __getitem__(self, place: object) -> int:  # type: ignore[override]
-        return 0
+_UNTOLD = [0]
+"""The tokens of a prompt of which only the number is known: lists of a long queue would fill the memory."""
 
 
 class TracedSequence(Sequence):
@@ -48,12 +33,14 @@ class TracedSequence(Sequence):
         """`hashes` are those of the prompt's full blocks."""
         asked = GenerateRequest(
             request_id="",
-            prompt_token_ids=_Untold(request.num_prompt),
+            prompt_token_ids=_UNTOLD,
             sampling=SamplingParams(max_tokens=request.max_tokens or request.num_output),
             priority=request.priority,
             tenant=request.tenant,
         )
         super().__init__(number, asked, info, now)
+        self.num_prompt = self.num_tokens = request.num_prompt
+        self.worst_case_blocks = worst_case_blocks(request.num_prompt, self.max_tokens, info.block_size)
         self._hashes = hashes
         self.length = request.num_output
         """Output tokens after which it ends."""

@@ -1,4 +1,10 @@
-"""The response cache: its interface, the one in this process's memory, and the keys of requests."""
+"""The response cache: its interface, the one in this process's memory, and the keys of requests.
+
+It is no `Store` (`sluice/state`): records there are bytes with versions, asked for in a coroutine. A hit in memory
+would be unpacked each time, 3.6 us of processor time against 0.4, and only a task could wait for it, where `answer`
+returns at once. Nor does a store keep within a number of bytes what was used last. `RedisCache` says why it is none in
+Redis.
+"""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
