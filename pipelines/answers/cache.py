@@ -22,7 +22,7 @@ from sluice.pipelines.remote.embedding import EncoderModel
 from sluice.pipelines.remote.model import RemoteLlmModel
 from sluice.pipelines.text.model import TextModel, fingerprint_of
 from sluice.pipelines.text.sampling import SamplingDefaults, drop_random_seed
-from sluice.pipelines.text.stream import Mapped, give
+from sluice.pipelines.text.stream import Mapped, give, salted_form
 from sluice.pipelines.text.tensor_model import TensorText
 from sluice.pipelines.text.types import TextDetail, TextEvent, TextRequest
 from sluice.serving.caching.response_cache import ResponseCache
@@ -37,6 +37,8 @@ _NOT_IN_ANSWERS = {
     "queue_timeout_s": None,
     "protocol": "",
     "session": "",
+    "parent_session": "",
+    "requires_budget": True,
 }
 """Fields of a request that change no answer, and the values that all requests have in keys."""
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
@@ -213,7 +215,7 @@ class AnswerCache:
         identity = text_identity(model) if is_determined(model, request) else None
         if identity is None:
             return Lookup(model, request)
-        prompt = await model.prepare_shared(request.prompt, request.prompt_form)
+        prompt = await model.prepare_shared(request.prompt, salted_form(request))
         request = msgspec.structs.replace(request, prompt=prompt)
         key = text_key(identity, scope, request, request.tenant if scope is not None else "")
         value = await self._store.find_value(key)

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
 from sluice.engine.guidance.closing import Rewritten, rewrite
-from sluice.engine.guidance.rewriting import is_reference
+from sluice.engine.guidance.nodes import find, walk
+from sluice.engine.guidance.relaxing import ANY_OBJECT, grammar_share, is_plain, relax
+from sluice.engine.guidance.rewriting import Note, is_reference
 from sluice.errors import invalid
 from sluice.pipelines.chat.lark import LarkWriter
 from sluice.pipelines.chat.schema_types import alone, number_regex
@@ -23,8 +25,11 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_BYTES = 12
 NAME_CHARS = re.compile(r"[\w.:/-]*")
 """Characters of which the names of functions consist, more than OpenAI allows."""
-_MAX_KEPT_BYTES = 2 << 20
+_TOO_MUCH = Note("the schema is not enforced: those of all tools are too much for one grammar", "#")
+_MAX_KEPT_BYTES = 4 << 20
 """Most bytes of JSON of the schemas that are kept. As values they take some ten times as much."""
+_ROOT_REFERENCE = b'"$ref":"#"'
+_FEW_TOOLS = 32
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -39,41 +44,95 @@ class Tool(msgspec.Struct, frozen=True):
 
 def parse_tools(tools: Sequence[dict[str, Any]]) -> list[Tool]:
     """Return tools in OpenAI's form as values. One without parameters has no arguments. Unless a tool's `strict` is
-    false, its arguments have no members that their schema does not name. Raises INVALID for arguments that would be no
-    object, and for a strict tool whose calls cannot be held to all of its schema."""
-    return [_parse_tool(tool["function"]) for tool in tools]
+    false, its arguments have no members that their schema does not name. What of a schema a grammar cannot keep to is
+    left out, at most all of it. Raises INVALID for a strict tool whose calls cannot be held to all of its schema."""
+    found = _last.find(tools)
+    if found is None:
+        functions = [tool["function"] for tool in tools]
+        relaxed = map(_parsed.relax, functions, _affordable(functions))
+        found = [_as_tool(*each) for each in zip(functions, relaxed, strict=True)]
+        _last.keep(tools, found)
+    return found
 
 
-def _parse_tool(function: dict[str, Any]) -> Tool:
-    name, parameters, strict = function["name"], function.get("parameters") or _NO_PARAMETERS, function.get("strict")
-    kind = parameters.get("type", "object")
-    if kind != "object":
-        message = f"the parameters of the tool {name} must have the type 'object', got {str(kind)[:40]!r}"
-        raise invalid("tools", message)
-    schema, notes = _parsed.rewrite(parameters, is_closed=strict is not False)
-    if strict is True and (broken := next((note for note in notes if note.is_broken), None)) is not None:
+def tools_to_compile(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools whose schemas `parse_tools` compiles, a millisecond for a kilobyte: those are for a thread."""
+    made = _affordable([tool["function"] for tool in tools])
+    return [tool for tool, each in zip(tools, made, strict=True) if not each.is_sound]
+
+
+def _as_tool(function: dict[str, Any], made: "KnownSchema") -> Tool:
+    name = function["name"]
+    if function.get("strict") is True and (broken := next(filter(_is_broken, made.notes), None)) is not None:
         reason = f"at {broken.pointer}: {broken.what}, as strict asks; leave it out, or send strict: false"
         raise invalid("tools", f"the JSON schema of the tool {name} cannot be used: {reason}")
-    return Tool(name, schema, tuple(map(str, notes)))
+    return Tool(name, made.schema, made.relaxed)
+
+
+def _is_broken(note: Note) -> bool:
+    return note.is_broken
+
+
+class KnownSchema(NamedTuple):
+    """The schema of a tool's arguments as its grammar keeps to it, and its share of what one grammar can have."""
+
+    schema: dict[str, Any]
+    notes: tuple[Note, ...]
+    share: float = 0.0
+    is_sound: bool = True
+    """Whether it is known to compile."""
+    relaxed: tuple[str, ...] = ()
+    """The notes as text."""
+
+
+_UNKEPT = KnownSchema(ANY_OBJECT, (_TOO_MUCH,), relaxed=(str(_TOO_MUCH),))
+
+
+def _affordable(functions: Sequence[dict[str, Any]]) -> list[KnownSchema]:
+    """Return the schemas of functions' arguments that one grammar can have together: in place of the largest, of tools
+    that are not strict, any object where all are too much."""
+    made = list(map(_parsed.rewrite, functions))
+    total = sum(each.share for each in made)
+    if total <= 1:
+        return made
+    kept = list(made)
+    for index in sorted(range(len(made)), key=lambda index: -made[index].share):
+        if total <= 1:
+            break
+        if functions[index].get("strict") is not True:
+            total -= made[index].share
+            kept[index] = _UNKEPT
+    return kept
 
 
 class _ParsedSchemas:
     """The schemas of tools that came last: agents send the same ones with each turn. Used from any thread."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[tuple[bytes, bool], Rewritten] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, bool], KnownSchema] = OrderedDict()
         self._num_bytes = 0
         self._lock = Lock()
 
-    def rewrite(self, parameters: dict[str, Any], *, is_closed: bool) -> Rewritten:
-        """Return an object's schema as its grammar keeps to it. It is shared: nobody may change it."""
-        key = (msgspec.json.encode(parameters), is_closed)
+    def rewrite(self, function: dict[str, Any]) -> KnownSchema:
+        """Return the schema of a function's arguments. It is shared: nobody may change it."""
+        key = _key(function)
         with self._lock:
             if (known := self._known.get(key)) is not None:
                 self._known.move_to_end(key)
                 return known
-        typed = parameters if is_reference(parameters) else {**parameters, "type": "object"}
-        made = rewrite(typed, is_closed=is_closed)
+        schema, notes = _rewrite_object(_parameters(function), is_closed=key[1])
+        made = KnownSchema(schema, notes, grammar_share(schema), is_plain(schema), tuple(map(str, notes)))
+        return self._keep(key, made)
+
+    def relax(self, function: dict[str, Any], made: KnownSchema) -> KnownSchema:
+        """Return the schema without what cannot be compiled."""
+        if made.is_sound:
+            return made
+        schema, notes = relax(Rewritten(made.schema, made.notes))
+        known = KnownSchema(schema, notes, grammar_share(schema), relaxed=tuple(map(str, notes)))
+        return self._keep(_key(function), known)
+
+    def _keep(self, key: tuple[bytes, bool], made: KnownSchema) -> KnownSchema:
         with self._lock:
             self._num_bytes += 0 if key in self._known else len(key[0])
             self._known[key] = made
@@ -82,7 +141,61 @@ class _ParsedSchemas:
         return made
 
 
-_parsed = _ParsedSchemas()
+def _parameters(function: dict[str, Any]) -> dict[str, Any]:
+    return function.get("parameters") or _NO_PARAMETERS
+
+
+def _key(function: dict[str, Any]) -> tuple[bytes, bool]:
+    """Return what the schema of a function's arguments depends on: its JSON, and whether it is closed."""
+    return msgspec.json.encode(_parameters(function)), function.get("strict") is not False
+
+
+def _rewrite_object(parameters: dict[str, Any], *, is_closed: bool) -> Rewritten:
+    """Return the schema of an object as a grammar keeps to it; that of any object for one of something else."""
+    target = find(parameters, parameters["$ref"]) if is_reference(parameters) else parameters
+    kind = target.get("type", "object") if isinstance(target, dict) else "object"
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        return Rewritten(ANY_OBJECT, (Note(f"type {str(kind)[:40]!r}, which is no object's, is not enforced", "#"),))
+    try:
+        typed = parameters if target is not parameters else {**parameters, "type": "object"}
+        schema, notes = rewrite(typed, is_closed=is_closed)
+    except Exception:  # keywords of types that no draft has
+        return Rewritten(ANY_OBJECT, (Note("the schema is not enforced: it is no JSON schema", "#"),))
+    return Rewritten(_with_named_root(schema), notes)
+
+
+def _with_named_root(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose parts are the same where they stand alone: what refers to all of it refers to a definition
+    instead."""
+    if _ROOT_REFERENCE not in msgspec.json.encode(schema):
+        return schema
+    copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
+    definitions = copy.pop("$defs", {})
+    name = next(name for i in range(len(definitions) + 1) if (name := f"root{i}") not in definitions)
+    whole = {**copy, "$defs": definitions}
+    for _, node in walk(whole):
+        if node.get("$ref") == "#":
+            node["$ref"] = f"#/$defs/{name}"
+    older = {"definitions": copy.pop("definitions")} if "definitions" in copy else {}
+    return {"$ref": f"#/$defs/{name}", **older, "$defs": {**definitions, name: copy}}
+
+
+class _LastTools:
+    """The last long list of tools. A request asks several times for those of one list."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Sequence[dict[str, Any]], list[Tool]] = ((), [])
+
+    def find(self, tools: Sequence[dict[str, Any]]) -> list[Tool] | None:
+        last = self._last
+        return last[1] if last[0] is tools else None
+
+    def keep(self, tools: Sequence[dict[str, Any]], found: list[Tool]) -> None:
+        if len(tools) > _FEW_TOOLS:
+            self._last = tools, found
+
+
+_parsed, _last = _ParsedSchemas(), _LastTools()
 
 
 class ChatFormat(ABC):
@@ -152,6 +265,11 @@ class ReasoningFormat(ChatFormat):
         """Return a Lark expression of what may, or must, stand before an answer that a grammar constrains; "" where the
         prompt already has it."""
         ...
+
+    def limited_preamble(self, prompt_end: str, lark: LarkWriter, max_tokens: int) -> str:
+        """Return the expression of `preamble` with at most so many tokens of reasoning; "" where a grammar cannot limit
+        it."""
+        return ""
 
     def text_head(self, lark: LarkWriter) -> str:
         """Return a Lark expression of what stands between the reasoning and an answer's text."""
@@ -265,7 +383,7 @@ def json_value(schema: Mapping[str, Any], tool: Tool, lark: LarkWriter) -> str:
 def json_calls(tools: Sequence[Tool], lark: LarkWriter, key: str = "arguments") -> str:
     """Return the expression of a call that is a JSON object: the name of one of the tools, and under `key` its
     arguments."""
-    heads = [(tool, f'{{"name": {json.dumps(tool.name)}, "{key}": ') for tool in tools]
+    heads = [(tool, f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{key}": ') for tool in tools]
     bodies = [f"{lark.text(head)} {lark.json(tool.parameters, tool.name)}" for tool, head in heads]
     body = lark.rule(" | ".join(bodies))
     return lark.rule(f'{body} "}}"')

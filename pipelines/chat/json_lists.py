@@ -139,7 +139,7 @@ class LlamaJsonFormat(ToolFormat):
         return f"{lark.optional_token(_PYTHON_TAG)} {self.calls(tools, lark, is_parallel=is_parallel)}"
 
     def optional_calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
-        names = "|".join(escape(json.dumps(tool.name)) for tool in tools)
+        names = "|".join(escape(json.dumps(tool.name, ensure_ascii=False)) for tool in tools)
         text = lark.text_not_beginning(rf'\s*\{{\s*"name"\s*:\s*({names})')
         return f"({text} | {self.required_calls(tools, lark, is_parallel=is_parallel)})"
 

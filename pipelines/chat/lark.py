@@ -9,6 +9,8 @@ from sluice.engine.guidance.gbnf import lark_string
 
 _SPECIAL, _ESCAPED = re.compile(r"([.^$*+?()\[\]{}|\\/&~])"), r"\\\1"
 """Characters with a meaning in a regular expression between slashes."""
+_ANYTHING: tuple[dict[str, Any], ...] = ({}, {"type": "object"})
+"""Schemas that say no more than the type."""
 
 
 def escape(text: str) -> str:
@@ -29,6 +31,7 @@ class LarkWriter:
         self._tokens = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
         self._end = "" if end_id is None else f" <[{end_id}]>?"
         self._rules: list[str] = []
+        self._names: dict[tuple[str, str], str] = {}
 
     def text(self, text: str) -> str:
         """Return the expression of exactly this text, in which added tokens count as such."""
@@ -37,9 +40,9 @@ class LarkWriter:
 
     def json(self, schema: dict[str, Any], tool: str = "") -> str:
         """Return the expression of a JSON value that matches a schema. Errors in the schema name its `tool`."""
-        name = self.rule("%json " + json.dumps(schema, ensure_ascii=False))
-        self._rules[-1] = f"// {json.dumps(tool, ensure_ascii=False)[1:-1]}\n{self._rules[-1]}"
-        return name
+        # Those that fit everything are nobody's: many tools may have them.
+        owner = "" if schema in _ANYTHING else f"// {json.dumps(tool, ensure_ascii=False)[1:-1]}\n"
+        return self._add("r", "%json " + json.dumps(schema, ensure_ascii=False), before=owner)
 
     def pattern(self, regex: str) -> str:
         """Return the expression of a text that matches a regular expression."""
@@ -60,7 +63,18 @@ class LarkWriter:
             text = rf"/{regex}/ & ~/(.|\n)*{escape(marker)}(.|\n)*/"
             return f"{self._terminal(text)} {self.text(marker)}"
         # The lexer never goes back: a text that may have the marker's first letters would take them.
-        return self._add(f"t{len(self._rules)}", f"/{regex}/ {self.text(marker)}", "[lazy]")
+        return self._add("t", f"/{regex}/ {self.text(marker)}", "[lazy]")
+
+    def limited_text_before(self, marker: str, max_tokens: int) -> str:
+        """Return the expression of a text of at most so many tokens up to the first `marker`, and of the marker; "" for
+        a marker that is no added token."""
+        if marker not in self._token_ids:
+            return ""
+        if not max_tokens:  # older versions of llguidance would take one
+            return self.text(marker)
+        text = rf"/(.|\n)*/ & ~/(.|\n)*{escape(marker)}(.|\n)*/"
+        limited = self._add(f"b{len(self._rules)}", self._terminal(text), f"[max_tokens={max_tokens}]")
+        return f"{limited} {self.text(marker)}"
 
     def head_of(self, text: str, beginning: str) -> str:
         """Return the added token with which `text` begins where it is longer than `beginning`, else `beginning`."""
@@ -72,18 +86,22 @@ class LarkWriter:
         return f"{self.text(token)}?" if token in self._token_ids else ""
 
     def rule(self, expression: str) -> str:
-        """Add a rule for an expression and return its name, which stands for it."""
-        return self._add(f"r{len(self._rules)}", expression)
+        """Return the name of a rule for an expression, which stands for it. It is added once."""
+        return self._add("r", expression)
 
     def grammar(self, start: str) -> str:
         """Return the grammar of texts that match the expression `start`."""
         return "\n".join([f"start: {start}{self._end}", *self._rules, ""])
 
     def _terminal(self, expression: str) -> str:
-        return self._add(f"T{len(self._rules)}", expression)
+        return self._add("T", expression)
 
-    def _add(self, name: str, expression: str, attributes: str = "") -> str:
-        self._rules.append(f"{name}{attributes}: {expression}")
+    def _add(self, kind: str, expression: str, attributes: str = "", before: str = "") -> str:
+        key = (kind, before + expression)
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = f"{kind}{len(self._rules)}"
+            self._rules.append(f"{before}{name}{attributes}: {expression}")
         return name
 
     def _piece(self, piece: str) -> str:

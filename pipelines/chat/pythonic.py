@@ -240,7 +240,7 @@ def _arguments(tool: Tool, lark: LarkWriter) -> str:
     properties, required = arguments_of(tool.parameters)
     if not properties:
         pair = lark.rule(f'{lark.pattern(_FREE_KEY)} "=" {lark.json({}, tool.name)}')
-        return f'({pair} (", " {pair})*)?' if takes_any_argument(tool.parameters) else ""
+        return lark.rule(f'({pair} (", " {pair})*)?') if takes_any_argument(tool.parameters) else ""
     first, more = "", ""  # what may follow nothing yet, and what may follow an argument
     for name in reversed(properties):
         pair = lark.rule(f"{lark.text(name + '=')} {_value(properties[name], tool, lark)}")

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from sluice.errors import invalid
-from sluice.pipelines.chat.formats import CallReader, ChatFormat, ReasoningFormat, Tool, ToolFormat, parse_tools
+from sluice.pipelines.chat.formats import CallReader, ChatFormat, ReasoningFormat, Tool, ToolFormat
 from sluice.pipelines.chat.harmony import HarmonyCallFormat, HarmonyReasoningFormat
 from sluice.pipelines.chat.json_lists import (
     FunctoolsFormat,
@@ -190,13 +190,13 @@ class ChatFormats:
 
     def reader(
         self,
-        tools: Sequence[dict[str, Any]],
+        tools: Sequence[Tool],
         *,
         choice: ToolChoice = _ANY_CALLS,
         relaxed: Callable[[], list[str]] = list,
         called: Sequence[str] = (),
     ) -> ChatReader:
-        """Return a reader of one answer to a conversation with `tools`, as in `TemplateOptions`. It leaves out what
+        """Return a reader of one answer to a conversation with `tools`. It leaves out what
         the `choice` does not allow, and says what is `relaxed` in the tools' schemas. Without tools it leaves out calls
         of the functions that were `called` in the conversation. Raises INVALID for tools where the model has no format
         of calls."""
@@ -204,11 +204,11 @@ class ChatFormats:
         open_reasoning = self.reasoning.reader if self.reasoning is not None else None
         return FormatReader(open_reasoning, calls, choice=choice, relaxed=relaxed, shows_calls=bool(tools))
 
-    def _calls(self, tools: Sequence[dict[str, Any]]) -> CallReader:
+    def _calls(self, tools: Sequence[Tool]) -> CallReader:
         if self.tools is None:
             message = "this model's chat template has no tool calls in a known format; leave out the tools"
             raise invalid("tools", message)
-        return self.tools.reader(parse_tools(tools))
+        return self.tools.reader(tools)
 
     def _past_calls(self, called: Sequence[str]) -> CallReader | None:
         if self.tools is None or not called:

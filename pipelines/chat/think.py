@@ -28,7 +28,15 @@ class ThinkFormat(ReasoningFormat):
     def preamble(self, prompt_end: str, lark: LarkWriter) -> str:
         if prompt_end.rstrip().endswith(self.closings):
             return ""
-        closing = " ".join([lark.text_before(self.closings[0]), lark.pattern(r"\s*")])
+        return self._around(lark.text_before(self.closings[0]), prompt_end, lark)
+
+    def limited_preamble(self, prompt_end: str, lark: LarkWriter, max_tokens: int) -> str:
+        text = lark.limited_text_before(self.closings[0], max_tokens)
+        return self._around(text, prompt_end, lark) if text else ""
+
+    def _around(self, text: str, prompt_end: str, lark: LarkWriter) -> str:
+        """Return the expression of reasoning with its marks, of which the prompt may have the first."""
+        closing = " ".join([text, lark.pattern(r"\s*")])
         is_open = prompt_end.rstrip().endswith(self.openings)
         return closing if is_open else f"({lark.text(self.openings[0])} {closing})?"
 

@@ -155,6 +155,7 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         priority=model.queue.priority(request.priority),
         tenant=request.tenant,
         session=request.session or str(request.correlation_id or ""),
+        parent_session=request.parent_session,
         cache_salt=check_cache_salt(values.get("cache_salt", "")),
         timeout_s=parse_timeout("timeout", request.timeout_us) or model.limits.timeout_s,
         queue_timeout_s=_queue_timeout_s(request, model.queue.timeout_us) or model.limits.queue_timeout_s,

@@ -24,9 +24,13 @@ Record = Callable[[int, TokenEvent], None]
 class Tape:
     """The tape of one request. Its texts take turns: one begins when the last event has passed all consumers."""
 
-    def __init__(self, record: Record, recorded: Sequence[tuple[int, TokenEvent]] = ()) -> None:
-        """Play the events `recorded` first, by the numbers of their texts; `record` receives those that follow."""
+    def __init__(
+        self, record: Record, recorded: Sequence[tuple[int, TokenEvent]] = (), *, goes_on: bool = True
+    ) -> None:
+        """Play the events `recorded` first, by the numbers of their texts; `record` receives those that follow. Unless
+        it `goes_on`, nothing follows, and the engine gets no request."""
         self.record = record
+        self.goes_on = goes_on
         self._left = deque(recorded)
         self._num_left: dict[int, int] = {}
         for number, _ in recorded:
@@ -125,7 +129,7 @@ class TapedGeneration:
             if not is_ready:
                 await consumer.ready()
             self._is_over = self._is_over or event.finish_reason is not None
-        if self._is_over:
+        if self._is_over or not self._tape.tape.goes_on:
             return
         with self._start(self._tape.played_ids) as self._generation:
             await self._tape.tape.wait_played()

@@ -12,16 +12,18 @@ from sluice.engine.arrays import FloatArray
 from sluice.engine.client.stream import Consumer, GenerationStream
 from sluice.engine.client.supervision import build_resumed_request
 from sluice.engine.fleet.client import Engine
-from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams
+from sluice.engine.types import EngineInfo, GenerateRequest, SamplingParams, TokenEvent
 from sluice.engine.validation import num_tokens_after
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.files import files_mark
+from sluice.pipelines.chat.formats import parse_tools
 from sluice.pipelines.chat.registry import NO_FORMATS, ChatFormats
 from sluice.pipelines.llm.activity import TextActivity, wait_for_engine
 from sluice.pipelines.llm.chat_answers import (
+    AnswerSettings,
     answer_settings,
     called_functions,
-    no_budget,
+    conversation_tools,
     relaxed_tools,
     with_structural_tag,
 )
@@ -32,10 +34,16 @@ from sluice.pipelines.llm.pooling import (
     read_hidden_states,
 )
 from sluice.pipelines.llm.services import ChatSettings
-from sluice.pipelines.llm.tape import TapedGeneration, TextTape, current_tape
+from sluice.pipelines.llm.tape import Tape, TapedGeneration, TextTape, current_tape
 from sluice.pipelines.llm.tokens import StopSequences, TokenPieces, TokenSequences
 from sluice.pipelines.text.logprobs import PromptEcho, track_logprobs
-from sluice.pipelines.text.model import digest_session, fingerprint_of, refuse_images, refuse_parameters
+from sluice.pipelines.text.model import (
+    digest_session,
+    fingerprint_of,
+    leave_out_images,
+    refuse_images,
+    refuse_parameters,
+)
 from sluice.pipelines.text.sampling import (
     SamplingDefaults,
     add_end,
@@ -43,6 +51,7 @@ from sluice.pipelines.text.sampling import (
     default_max_tokens,
     drop_neutral_fields,
 )
+from sluice.pipelines.text.sessions import PromptWatch
 from sluice.pipelines.text.stream import (
     Called,
     Feed,
@@ -53,6 +62,7 @@ from sluice.pipelines.text.stream import (
     TextStream,
     measure,
     no_record,
+    salted_form,
     sent_prompt,
     timed_feed,
 )
@@ -69,6 +79,9 @@ from sluice.pipelines.text.types import (
     TextRequest,
 )
 from sluice.record.spans import span
+
+_TOOL_CHARS = 64
+"""Characters that a tool counts for where its grammar is written."""
 
 
 class TextOrigin(NamedTuple):
@@ -159,9 +172,20 @@ class LlmText:
         return self.info.max_beam_width
 
     @property
+    def max_images(self) -> int:
+        """Most images of a prompt; 0 where it takes text alone."""
+        return len(self.info.image_placeholders)
+
+    @property
     def failure(self) -> str | None:
         """Why the engine is dead; None while it lives."""
         return self.engine.failure
+
+    def adapt(self, conversation: Conversation) -> Conversation:
+        """Return a conversation as the model and its chat template take it, as `TextModel.adapt`."""
+        if any(each.parts for each in conversation.messages) and not self.info.image_placeholders:
+            conversation = leave_out_images(conversation, f": model '{self.name}' takes text alone")
+        return self.tokenizer.note_forms(conversation)
 
     async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> EncodedPrompt:
         """Return the prompt with its token ids and images. Raises as `prepare`, and INVALID for images that cannot be
@@ -185,7 +209,7 @@ class LlmText:
         return token_ids
 
     async def _load_images(self, conversation: Conversation) -> tuple[bytes, ...]:
-        images, most = conversation.images, len(self.info.image_placeholders)
+        images, most = conversation.images, self.max_images
         if not most:
             refuse_images(conversation, f": model '{self.name}' takes text alone")
         if len(images) > most:
@@ -204,7 +228,7 @@ class LlmText:
         prompt = sent_prompt(request.prompt)
         if not isinstance(prompt, Conversation) or not self._is_read(request):
             return None
-        tools = prompt.options.tools
+        tools = parse_tools(prompt.options.tools)
         called = () if tools else called_functions(prompt)
         relaxed = partial(relaxed_tools, tools, self.info)
         return self.formats.reader(tools, choice=request.tool_choice, relaxed=relaxed, called=called)
@@ -246,6 +270,16 @@ class LlmText:
         text event that they lead to. A request that is not counted is not measured."""
         await self._generate(request, consumer, self._as_text, on_detail, is_counted=is_counted)
 
+    async def replay(self, request: TextRequest, events: Sequence[TokenEvent], consumer: Consumer[TextEvent]) -> None:
+        """Push what `generate` would make of an answer's tokens that are known, as far as they go. The engine gets no
+        request, and nothing is counted."""
+        tape = Tape(lambda number, event: None, [(0, event) for event in events], goes_on=False)
+        reset = current_tape.set(tape)
+        try:
+            await self.generate(request, consumer, is_counted=False)
+        finally:
+            current_tape.reset(reset)
+
     async def generate_tokens(
         self,
         request: TextRequest,
@@ -282,10 +316,11 @@ class LlmText:
                 refuse_parameters(self.name, request)
             if self.engine.is_asleep:
                 request = await wait_for_engine(self.engine, request)
-            prompt = await self.prepare_shared(request.prompt, request.prompt_form)
+            prompt = await self.prepare_shared(request.prompt, salted_form(request))
             output = await plan(request, prompt.token_ids)
             predicted = await self.tokenizer.encode_prediction(request.prediction, self.max_model_len)
             weight = await record.admit(len(prompt.token_ids), output.sampling.max_tokens, request.adapter)
+            watch = self._watch(request, prompt, record) if request.session else None
             events = TextEvents(
                 output.feed,
                 record,
@@ -295,6 +330,7 @@ class LlmText:
                 is_echo_alone=request.sampling.get("max_tokens") == 0,
                 on_detail=on_detail,
                 on_end=self.activity.count_answer if is_counted else None,
+                watch=watch,
             )
 
             def start(resumed: Sequence[int] = ()) -> AbstractContextManager[GenerationStream]:
@@ -306,13 +342,7 @@ class LlmText:
 
     async def _as_text(self, request: TextRequest, token_ids: list[int]) -> _Output:
         """Plan an answer as text, in the formats of the model's chats where it has a reader."""
-        sampling = await self.sampling(request, len(token_ids))
-        form, prompt_end = request.form, ""
-        if self._is_read(request):
-            settings = answer_settings(request, token_ids, sampling, self.formats, self.tokenizer, self.info)
-            sampling, form, prompt_end = settings
-        elif request.thinking_token_budget is not None:
-            raise no_budget(request.thinking_token_budget, "whose answer is read as text")
+        sampling, form, prompt_end, _ = await self.settings(request, token_ids)
         echo = await self._echo(request, token_ids) if request.echo else None
         has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
         stream = TextStream(
@@ -330,6 +360,12 @@ class LlmText:
     def _measure(self, request: TextRequest, *, is_counted: bool) -> AbstractContextManager[StreamRecord]:
         open_record = self._open_record if is_counted else no_record
         return measure(open_record(self.name, request.protocol))
+
+    def _watch(self, request: TextRequest, prompt: EncodedPrompt, record: StreamRecord) -> PromptWatch | None:
+        """Return what finds out why the prompt of a session was computed again."""
+        key = digest_session(request.tenant, request.session)
+        find_replica = partial(self.engine.session_replica, key)
+        return record.watch(key, self.name, request, prompt, self.info.block_size, find_replica)
 
     @cached_property
     def embedding_settings(self) -> EmbeddingSettings:
@@ -405,6 +441,15 @@ class LlmText:
         if not request.bad_words and not request.biased_words:
             return sampling
         return await add_words(sampling, request, self.tokenizer)
+
+    async def settings(self, request: TextRequest, token_ids: list[int]) -> AnswerSettings:
+        """Return how the answer to a prompt of `token_ids` is generated. Raises INVALID for what the model cannot
+        do."""
+        sampling = await self.sampling(request, len(token_ids))
+        if self._is_read(request):
+            work = partial(answer_settings, request, token_ids, sampling, self.formats, self.tokenizer, self.info)
+            return await self.tokenizer.run(_TOOL_CHARS * len(conversation_tools(request)), work)
+        return AnswerSettings(sampling, request.form, "")
 
     async def _echo(self, request: TextRequest, token_ids: list[int]) -> PromptEcho:
         prompt = sent_prompt(request.prompt) if request.prompt_form.truncate_prompt_tokens is None else token_ids

@@ -18,7 +18,7 @@ from sluice.pipelines.text.model import TextModel, fingerprint_of, text_model_of
 from sluice.pipelines.text.sampling import SamplingDefaults, load_sampling_defaults
 from sluice.pipelines.text.stream import OpenRecord, no_record
 from sluice.pipelines.text.tokenizer import Tokenizer
-from sluice.pipelines.text.types import AS_IT_IS, ChatReader, Prompt, PromptForm, TextEvent, TextRequest
+from sluice.pipelines.text.types import AS_IT_IS, ChatReader, Conversation, Prompt, PromptForm, TextEvent, TextRequest
 from sluice.serving.model import Model
 
 SEPARATOR = ":"
@@ -99,8 +99,15 @@ class AdapterText:
         return self.base.template_names
 
     @property
+    def max_images(self) -> int:
+        return self.base.max_images
+
+    @property
     def failure(self) -> str | None:
         return self.base.failure
+
+    def adapt(self, conversation: Conversation) -> Conversation:
+        return self.base.adapt(conversation)
 
     async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
         return await self.base.prepare_shared(prompt, form)

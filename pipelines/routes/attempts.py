@@ -15,7 +15,7 @@ from sluice.pipelines.llm.text_models import model_and_adapter
 from sluice.pipelines.routes.route import Candidate, Route, join_failures
 from sluice.pipelines.routes.target import Attempt
 from sluice.pipelines.text.model import TextModel
-from sluice.pipelines.text.stream import sent_prompt
+from sluice.pipelines.text.stream import salted_form, sent_prompt
 from sluice.pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
 
 _MAX_PAUSE_S = 1.0
@@ -51,12 +51,13 @@ class ContextGuard:
         length = model.max_model_len
         if length is None or (length >= self._longest and not self._has_unknown):
             return request
-        prompt = await model.prepare_shared(request.prompt, request.prompt_form)
+        prompt = await model.prepare_shared(request.prompt, salted_form(request))
         if isinstance(prompt, EncodedPrompt):
             num_prompt, max_tokens = len(prompt.token_ids), request.sampling.get("max_tokens") or 1
             if num_prompt + max_tokens > length:
                 what = f"the prompt has {num_prompt} tokens and {max_tokens} of output are asked"
-                raise too_long("prompt", f"{what}; the context of model '{model.name}' is {length} tokens")
+                message = f"{what}; the context of model '{model.name}' is {length} tokens"
+                raise too_long("prompt", message, (num_prompt, length - max_tokens))
         return msgspec.structs.replace(request, prompt=prompt)
 
 
@@ -200,7 +201,8 @@ class Attempts:
 
     def _may_hedge(self) -> bool:
         """Whether a second target may be asked while the first is silent."""
-        settings, max_tokens = self._route.settings, self._request.sampling.get("max_tokens")
+        settings, request = self._route.settings, self._request
+        max_tokens = request.sampling.get("max_tokens", request.default_max_tokens)
         if settings.hedge_after_ms is None or max_tokens is None or self._num_attempts:
             return False
         return max_tokens <= settings.hedge_max_tokens and bool(self._round)

@@ -17,6 +17,7 @@ from sluice.pipelines.text.types import (
     AS_IT_IS,
     AnswerText,
     ChatReader,
+    Conversation,
     Part,
     Prompt,
     PromptForm,
@@ -106,8 +107,23 @@ class RoutedText:
         return frozenset().union(*(each.template_names for each in self._models))
 
     @property
+    def max_images(self) -> int:
+        return min(each.max_images for each in self._models)
+
+    @property
     def takes_parameters(self) -> bool:
         return all(each.takes_parameters for each in self._models)
+
+    def adapt(self, conversation: Conversation) -> Conversation:
+        """Return a conversation as the first target takes it that takes all of it. Raises as the first target."""
+        refusal: SluiceError | None = None
+        for each in self._models:
+            try:
+                return each.adapt(conversation)
+            except SluiceError as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
 
     async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
         """Return the prompt as the first target encodes it. Each target encodes it for itself again."""

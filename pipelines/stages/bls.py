@@ -1,7 +1,6 @@
 """NVIDIA's `tensorrt_llm_bls`: a text model that calls preprocessing, a token model and postprocessing."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter_ns
@@ -15,12 +14,12 @@ from sluice.pipelines.llm.values import find_most_sequences, gives_several, is_s
 from sluice.pipelines.stages.bls_requests import BlsRequest
 from sluice.pipelines.stages.stage import BLS, OUTPUT, PostprocessingModel
 from sluice.pipelines.text.detokenizer import REPLACEMENT_CHARACTER, Detokenizer
-from sluice.pipelines.text.stream import StopStrings
+from sluice.pipelines.text.stream import Called, StopStrings
 from sluice.pipelines.text.tensor_model import read_text_rows
 from sluice.serving.backend import ModelLookup
 from sluice.serving.backends.ensemble.graph import fit_shape
 from sluice.serving.job import InferJob
-from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.model import Model, ResponseStream, infer_one
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSpec, build_spec
 from sluice.serving.task_model import RequestTasks
@@ -35,7 +34,7 @@ _STOP_WORDS, _SEQUENCE_INDEX = "stop_words", "sequence_index"
 class BeamText:
     """The text of one beam of a stream: what its tokens add, and the whole so far in `text`."""
 
-    def __init__(self, text: "DetokenizedText | DecodedText", stop_words: Sequence[str]) -> None:
+    def __init__(self, text: "Detokenizer | DecodedText", stop_words: Sequence[str]) -> None:
         self._incremental = text
         self._cutter = StopWordCutter(stop_words)
         self.text = ""
@@ -44,34 +43,24 @@ class BeamText:
     def is_stopped(self) -> bool:
         return self._cutter.is_stopped
 
-    async def feed(self, token_ids: Sequence[int], *, is_last: bool) -> str:
+    async def decode(self, token_ids: Sequence[int]) -> None:
+        """Do what `feed` has to wait for."""
+        if isinstance(self._incremental, DecodedText) and not self.is_stopped:
+            await self._incremental.decode(token_ids)
+
+    def feed(self, token_ids: Sequence[int], *, is_last: bool) -> str:
         """Add tokens and return the text that they add; with the last ones also the text kept back."""
         if self.is_stopped:
             return ""
-        piece = self._cutter.feed(await self._incremental.feed(token_ids))
+        piece = self._cutter.feed(self._incremental.feed(token_ids))
         if is_last:
-            piece += self._cutter.feed(await self._incremental.flush()) + self._cutter.flush()
+            piece += self._cutter.feed(self._incremental.flush()) + self._cutter.flush()
         self.text += piece
         return piece
 
 
-class DetokenizedText:
-    """The text of one sequence by a detokenizer of this process. Gets each token once, in order."""
-
-    def __init__(self, detokenizer: Detokenizer) -> None:
-        self._detokenizer = detokenizer
-
-    async def feed(self, token_ids: Sequence[int]) -> str:
-        """Add tokens and return the text that they complete. Text that may still change is kept back."""
-        return self._detokenizer.feed(token_ids)
-
-    async def flush(self) -> str:
-        """Return the text kept back, at the end."""
-        return self._detokenizer.flush()
-
-
 class DecodedText:
-    """The same by a model that only decodes whole sequences: it gets all tokens again for each new piece."""
+    """A detokenizer by a model that only decodes whole sequences: it gets all tokens again for each new piece."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
@@ -79,17 +68,16 @@ class DecodedText:
         self._text = ""
         self._num_shown = 0
 
-    async def feed(self, token_ids: Sequence[int]) -> str:
-        if not token_ids:
-            return ""
-        self._token_ids += token_ids
-        self._text = await self._decode(self._token_ids)
-        return "" if self._text.endswith(REPLACEMENT_CHARACTER) else self._new()
+    async def decode(self, token_ids: Sequence[int]) -> None:
+        """Have the model decode the tokens so far, with these. To be awaited before `feed`."""
+        if token_ids:
+            self._token_ids += token_ids
+            self._text = await self._decode(self._token_ids)
 
-    async def flush(self) -> str:
-        return self._new()
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return self.flush() if token_ids and not self._text.endswith(REPLACEMENT_CHARACTER) else ""
 
-    def _new(self) -> str:
+    def flush(self) -> str:
         new = self._text[self._num_shown :]
         self._num_shown += len(new)
         return new
@@ -180,7 +168,8 @@ class BlsModel(Model):
 
 
 class BlsRun:
-    """Answers one job. Cancelling its task cancels the called models' requests."""
+    """Answers one job. Cancelling its task cancels the called models' requests. It takes the responses of a stream as
+    their consumer, which is not ready while a model decodes their tokens."""
 
     def __init__(
         self, job: InferJob, spec: ModelSpec, models: CalledModels, *, streams: bool, accumulates: bool
@@ -194,39 +183,60 @@ class BlsRun:
         self._request = BlsRequest.parse(job.request, spec)
         self._token_rows = self._request.num_rows if models.token_model.spec.max_batch_size > 0 else 0
         self._stop_words = self._rows_of(_STOP_WORDS) if _STOP_WORDS in job.request.inputs else None
+        self._beams: dict[int, list[BeamText]] = {}
+        """The texts of a stream's sequences, by their indices."""
+        self._num_left = find_most_sequences(job.request)
+        self._is_decoded = isinstance(self._incremental_text(), DecodedText)
+        self._undecoded: InferResponse | None = None
+        self._stream: ResponseStream
+        """The responses of the token model."""
 
     async def answer(self) -> None:
         """Answer the job. Raises SluiceError, also in mid-stream."""
         models = self._models
         prepared = await infer_one(models.preprocessing, self._request.to_preprocessing(models.preprocessing))
         request = self._request.to_token_model(models.token_model, models.preprocessing, prepared)
-        await (self._stream(request) if self._streams else self._answer_whole(request))
+        self._stream = ResponseStream(models.token_model, request)
+        await (self._stream.pass_to(self) if self._streams else self._answer_whole())
 
-    async def _stream(self, request: InferRequest) -> None:
-        streams: dict[int, list[BeamText]] = {}
-        num_left = find_most_sequences(self._job.request)
-        async with aclosing(infer_stream(self._models.token_model, request)) as responses:
-            async for response in responses:
-                if response.error is not None:
-                    raise response.error
-                number = _sequence_index(response)
-                beams = streams.setdefault(number, [])
-                was_stopped = _are_stopped(beams)
-                pieces = await self._pieces(response, beams)
-                num_left -= _are_stopped(beams) and not was_stopped
-                is_final = response.is_final or num_left == 0
-                if is_final:
-                    self._job.infer_ended_ns = perf_counter_ns()
-                    await self._end_others(streams, number)
-                if any(pieces) or is_final:
-                    self._job.respond(self._response(response, [self._shown_pieces(beams, pieces)], is_final=is_final))
-                if is_final:
-                    return
+    def take(self, response: InferResponse) -> bool:
+        """Take a response of a stream. Raises its error."""
+        if self._job.infer_ended_ns:
+            return True  # the last sequence has stopped
+        if response.error is not None:
+            raise response.error
+        if self._is_decoded:
+            self._undecoded = response
+            return False
+        self._respond(response)
+        return True
 
-    async def _end_others(self, streams: dict[int, list[BeamText]], number: int) -> None:
+    async def ready(self) -> None:
+        assert self._undecoded is not None, "it made the stream wait"
+        for beam, token_ids in self._tokens_of_beams(self._undecoded):
+            await beam.decode(token_ids)
+        self._respond(self._undecoded)
+
+    def _respond(self, response: InferResponse) -> None:
+        """Respond with the text that a response adds. The last sequence to stop ends the stream."""
+        number, fed = _sequence_index(response), self._tokens_of_beams(response)
+        beams = [beam for beam, _ in fed]
+        was_stopped = _are_stopped(beams)
+        pieces = [beam.feed(token_ids, is_last=response.is_final) for beam, token_ids in fed]
+        self._num_left -= _are_stopped(beams) and not was_stopped
+        is_final = response.is_final or self._num_left == 0
+        if is_final:
+            self._job.infer_ended_ns = perf_counter_ns()
+            self._end_others(number)
+        if any(pieces) or is_final:
+            self._job.respond(self._response(response, [self._shown_pieces(beams, pieces)], is_final=is_final))
+        if is_final:
+            self._stream.end()
+
+    def _end_others(self, number: int) -> None:
         """Respond with the text kept back in the sequences but `number`, whose own ends no tensor of NVIDIA's marks."""
-        for other, beams in streams.items():
-            pieces = [await beam.feed([], is_last=True) for beam in beams] if other != number else []
+        for other, beams in self._beams.items():
+            pieces = [beam.feed([], is_last=True) for beam in beams] if other != number else []
             if any(pieces):
                 place = Tensor.of(_SEQUENCE_INDEX, np.full((1, 1) if self._token_rows else (1,), other, np.int32))
                 shown = self._shown_pieces(beams, pieces)
@@ -235,13 +245,13 @@ class BlsRun:
     def _shown_pieces(self, beams: list[BeamText], pieces: list[str]) -> list[str]:
         return [beam.text for beam in beams] if self._accumulates else pieces
 
-    async def _pieces(self, response: InferResponse, beams: list[BeamText]) -> list[str]:
-        """Return the text that the response adds to each beam of its sequence."""
-        sequences = self._sequences(response)
+    def _tokens_of_beams(self, response: InferResponse) -> list[tuple[BeamText, list[int]]]:
+        """Return the beams of the response's sequence, each with the tokens that it adds."""
+        beams, sequences = self._beams.setdefault(_sequence_index(response), []), self._sequences(response)
         while len(beams) < len(sequences):
             beams.append(BeamText(self._incremental_text(), self._stop_words_of(0)))
         sequences += [[]] * (len(beams) - len(sequences))
-        return [await beam.feed(ids, is_last=response.is_final) for beam, ids in zip(beams, sequences, strict=True)]
+        return list(zip(beams, sequences, strict=True))
 
     def _sequences(self, response: InferResponse) -> list[list[int]]:
         """Return the token ids of each beam; an empty list for a response without tokens, at the end of a stream."""
@@ -252,10 +262,10 @@ class BlsRun:
         rows = tokens.reshape(lengths.size, tokens.shape[-1])
         return [row[:length].tolist() for row, length in zip(rows, lengths.ravel(), strict=True)]
 
-    def _incremental_text(self) -> DetokenizedText | DecodedText:
+    def _incremental_text(self) -> Detokenizer | DecodedText:
         model = self._models.postprocessing
         detokenizer = model.detokenizer() if isinstance(model, PostprocessingModel) else None
-        return DetokenizedText(detokenizer) if detokenizer is not None else DecodedText(self._decode)
+        return DecodedText(self._decode) if detokenizer is None else detokenizer
 
     async def _decode(self, token_ids: Sequence[int]) -> str:
         tokens = Tensor.of("output_ids", np.array([[token_ids]], np.int32))
@@ -263,14 +273,16 @@ class BlsRun:
         [text] = await self._decoded(tokens, lengths, 1)
         return text
 
-    async def _answer_whole(self, request: InferRequest) -> None:
-        responses = []
-        async with aclosing(infer_stream(self._models.token_model, request)) as stream:
-            async for response in stream:
-                if response.error is not None:
-                    raise response.error
-                if response.outputs:
-                    responses.append(response)
+    async def _answer_whole(self) -> None:
+        responses: list[InferResponse] = []
+
+        def collect(response: InferResponse) -> None:
+            if response.error is not None:
+                raise response.error
+            if response.outputs:
+                responses.append(response)
+
+        await self._stream.pass_to(Called(collect))
         if not responses or (len(responses) > 1 and not self._spec.is_decoupled):
             raise self._wrong_answer(f"gave {len(responses)} responses to a request that does not stream")
         self._job.infer_ended_ns = perf_counter_ns()

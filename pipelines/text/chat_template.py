@@ -7,17 +7,24 @@ import socket
 import subprocess
 import sys
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from threading import Lock
 from typing import Any, TypeVar
 
-import jinja2
 import msgspec
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.pipelines.text.template_forms import SystemPlace, TemplateForms, Turn, in_parts, shape_turns
+from sluice.pipelines.text.template_forms import (
+    SystemPlace,
+    TemplateForms,
+    Turn,
+    in_parts,
+    shape_turns,
+    with_usual_keywords,
+)
 from sluice.pipelines.text.template_probe import probe_forms
 from sluice.pipelines.text.template_worker import CPU_S, MEMORY_BYTES, TemplateJob, TemplateResult
 from sluice.pipelines.text.turns import with_whole_texts
@@ -35,7 +42,10 @@ _ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 T = TypeVar("T")
 _MAX_ERROR_CHARS = 300
+_SEARCHED_CHARS = 1 << 18
+"""Longest conversation that is tried in parts, to find the turn that a template refuses."""
 _DOCUMENTS = "documents"
+_HAS_FORMS = frozenset({"tool_calls", "reasoning_content"})
 
 
 class TemplateSandbox:
@@ -178,25 +188,62 @@ class ChatTemplate:
 
     def render(self, turns: list[Turn], options: TemplateOptions, forms: TemplateForms) -> str:
         """Return the text of a conversation. Raises INVALID where the template refuses it."""
-        tools, documents = list(options.tools) or None, list(options.documents) or None
-        adds, continues = options.adds_generation_prompt, options.continues_final_message
-        turns = _in_form(turns, options.image_placeholders, forms)
         if options.template is not None:
+            shaped = _in_form(turns, options.image_placeholders, forms)
+            tools, documents = _tools(options, forms), list(options.documents) or None
+            adds, continues = options.adds_generation_prompt, options.continues_final_message
             arguments = {**self._tokenizer.special_tokens_map, **options.arguments}
             return self.sandbox.render(
-                TemplateJob(options.template, turns, tools, documents, adds, continues, arguments)
+                TemplateJob(options.template, shaped, tools, documents, adds, continues, arguments)
             )
         try:
+            return self._render_turns(turns, options, forms)
+        except Exception as error:  # a template can raise anything
+            index = self._find_refused(turns, options, forms, str(error))
+            raise _refused(error, turns, index) from error
+
+    def _render_turns(self, turns: list[Turn], options: TemplateOptions, forms: TemplateForms) -> str:
+        """Return the text of a conversation, or raise what the model's own template raises. Where that takes no tool
+        with keywords of odd types, it gets the tools without those."""
+        shaped = _in_form(turns, options.image_placeholders, forms)
+
+        def render(tools: list[dict[str, Any]] | None) -> str:
             return self._render_own(
-                turns,
+                shaped,
                 tools,
-                documents=documents,
-                add_generation_prompt=adds,
-                continue_final_message=continues,
+                documents=list(options.documents) or None,
+                add_generation_prompt=options.adds_generation_prompt,
+                continue_final_message=options.continues_final_message,
                 **options.arguments,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
-            raise _refused(error) from error
+
+        tools = _tools(options, forms)
+        try:
+            return render(tools)
+        except Exception:
+            usual = with_usual_keywords(tools)
+            if usual == tools:
+                raise
+            return render(usual)
+
+    def _find_refused(
+        self, turns: list[Turn], options: TemplateOptions, forms: TemplateForms, reason: str
+    ) -> int | None:
+        """Return the index of the turn with which the template begins to refuse a conversation for this reason; None
+        where it refuses any, and for a conversation that takes too long to be tried in parts."""
+        if sum(len(turn["content"] or "") for turn in turns) > _SEARCHED_CHARS:
+            return None
+
+        def is_refused(tried: list[Turn]) -> bool:
+            try:
+                self._render_turns(tried, options, forms)
+            except Exception as error:
+                return str(error) == reason
+            return False
+
+        if is_refused([{"role": "user", "content": ""}]):
+            return None
+        return bisect_left(range(1, len(turns)), True, key=lambda num_turns: is_refused(turns[:num_turns]))
 
     def _render_own(self, turns: list[Turn], tools: list[dict[str, Any]] | None, **options: Any) -> str:
         """Return the text that `apply_chat_template` makes, which takes no content of null."""
@@ -230,11 +277,15 @@ class ChatTemplate:
 def _in_form(turns: list[Turn], placeholders: Sequence[str], forms: TemplateForms) -> list[Turn]:
     """Return the turns as a template with these forms takes them."""
     is_free = forms.system is SystemPlace.ANYWHERE and not forms.merges_turns
-    if not is_free or any("tool_calls" in turn or "reasoning_content" in turn for turn in turns):
+    if not is_free or any(turn["role"] == "tool" or not _HAS_FORMS.isdisjoint(turn) for turn in turns):
         turns = shape_turns(turns, forms)
     if placeholders and not forms.takes_images:
         turns = with_whole_texts(turns, placeholders)
     return in_parts(turns) if forms.has_parts else turns
+
+
+def _tools(options: TemplateOptions, forms: TemplateForms) -> list[dict[str, Any]] | None:
+    return list(options.tools) or ([] if forms.has_empty_tools else None)
 
 
 def names_in_template(template: str) -> frozenset[str]:
@@ -242,6 +293,7 @@ def names_in_template(template: str) -> frozenset[str]:
     return frozenset(re.findall(r"[A-Za-z_]\w*", template))
 
 
-def _refused(error: Exception) -> SluiceError:
-    reason = str(error)[:_MAX_ERROR_CHARS]
-    return invalid("messages", f"the model's chat template refuses these messages: {reason}")
+def _refused(error: Exception, turns: list[Turn], index: int | None) -> SluiceError:
+    reason = str(error)[:_MAX_ERROR_CHARS] or type(error).__name__
+    what = "these messages" if index is None else f"messages[{index}], of the role {turns[index]['role']}"
+    return invalid("messages", f"the model's chat template refuses {what}: {reason}")

@@ -5,11 +5,27 @@ from hashlib import blake2b
 from importlib.metadata import version
 from typing import Protocol
 
+import msgspec
+
 from sluice.engine.client.stream import Consumer
 from sluice.errors import invalid
-from sluice.pipelines.text.types import AS_IT_IS, ChatReader, Conversation, Prompt, PromptForm, TextEvent, TextRequest
+from sluice.pipelines.text.types import (
+    AS_IT_IS,
+    ChatMessage,
+    ChatReader,
+    Conversation,
+    ImagePart,
+    Prompt,
+    PromptForm,
+    TextEvent,
+    TextRequest,
+)
 from sluice.serving.model import Model
 
+MAX_SESSION_CHARS = 64 << 10
+"""Characters by which sessions are told apart: a header has no more."""
+IMAGE_PLACEHOLDER = "[image]"
+"""Stands for an image of an earlier message, for a model that takes text alone."""
 UNCOUNTED_IMAGES = " here: how many tokens an image takes is known when an answer to it is generated"
 
 
@@ -58,8 +74,18 @@ class TextModel(Protocol):
         ...
 
     @property
+    def max_images(self) -> int:
+        """Most images of a prompt; 0 for a model that takes text alone."""
+        ...
+
+    @property
     def takes_parameters(self) -> bool:
         """Whether a request may have `parameters`, because steps before the language model may read them."""
+        ...
+
+    def adapt(self, conversation: Conversation) -> Conversation:
+        """Return a conversation as the model takes it, with notes of what is not as it was. Raises INVALID for images
+        in the user's last message that the model cannot take."""
         ...
 
     async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
@@ -88,8 +114,10 @@ def fingerprint_of(*facts: object) -> str:
 
 
 def digest_session(tenant: str, session: str) -> str:
-    """Return an engine's name for a tenant's session: short, and without what the client wrote. "" for none."""
-    return blake2b(f"{tenant}\0{session}".encode(), digest_size=8).hexdigest() if session else ""
+    """Return an engine's name for a tenant's session: short, and without what the client wrote. "" for none. Of a long
+    name the beginning counts: it may have megabytes."""
+    name = f"{tenant}\0{session[:MAX_SESSION_CHARS]}"
+    return blake2b(name.encode(), digest_size=8).hexdigest() if session else ""
 
 
 @cache
@@ -109,6 +137,26 @@ def refuse_images(conversation: Conversation, where: str) -> None:
     """Raise SluiceError INVALID, naming the first, where a conversation has images. `where` ends the message."""
     if images := conversation.images:
         raise invalid(images[0].path, f"{images[0].path} is not supported{where}")
+
+
+def leave_out_images(conversation: Conversation, where: str) -> Conversation:
+    """Return a conversation without the images of its earlier messages, and with notes of them. Raises INVALID for one
+    in the user's last message. `where` ends the messages."""
+    images = conversation.images
+    if not images:
+        return conversation
+    last = max(index for index, message in enumerate(conversation.messages) if message.role == "user")
+    new = [part for part in conversation.messages[last].parts if isinstance(part, ImagePart)]
+    if new:
+        raise invalid(new[0].path, f"{new[0].path} is not supported{where}")
+    messages = tuple([_without_images(message) if message.parts else message for message in conversation.messages])
+    notes = [f"{image.path} is left out{where}" for image in images]
+    return msgspec.structs.replace(conversation, messages=messages, notes=(*conversation.notes, *notes))
+
+
+def _without_images(message: ChatMessage) -> ChatMessage:
+    text = "".join(part if isinstance(part, str) else IMAGE_PLACEHOLDER for part in message.parts)
+    return msgspec.structs.replace(message, content=text, parts=())
 
 
 def may_generate(model: Model) -> bool:

@@ -13,10 +13,21 @@ import msgspec
 
 from sluice.engine.client.stream import Consumer
 from sluice.engine.types import EventDetail, FinishReason, SamplingParams, SequenceMetrics, TokenEvent
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError, invalid, named
 from sluice.pipelines.text.detokenizer import Detokenizer
 from sluice.pipelines.text.logprobs import LogprobTracker, PromptEcho
-from sluice.pipelines.text.types import ENDED_EARLY, EncodedPrompt, PlainPrompt, Prompt, TextDetail, TextEvent
+from sluice.pipelines.text.sessions import FindReplica, PromptWatch
+from sluice.pipelines.text.types import (
+    ENDED_EARLY,
+    CacheMiss,
+    EncodedPrompt,
+    PlainPrompt,
+    Prompt,
+    PromptForm,
+    TextDetail,
+    TextEvent,
+    TextRequest,
+)
 from sluice.record.spans import current_span
 
 MAX_STOP_STRINGS = 64
@@ -62,6 +73,7 @@ class TextStream:
         """Tokens that no event has shown yet; None where events show none."""
         self._metrics: SequenceMetrics | None = None
         self._cached_tokens = 0
+        self._logits = b""
         self._starts = array("I") if notes_starts else None
         self._made = 0
         """Characters that the tokens in `_starts` stand for."""
@@ -95,6 +107,8 @@ class TextStream:
             self._prompt_tokens = detail.num_prompt_tokens
         if detail.metrics is not None:
             self._metrics = detail.metrics
+        if detail.generation_logits is not None:
+            self._logits += detail.generation_logits
         if self._logprobs is not None:
             self._logprobs.expect(detail)
 
@@ -169,6 +183,8 @@ class TextStream:
             detail = msgspec.structs.replace(detail or TextDetail(), token_starts=self._starts)
         if self._token_ids is not None:
             detail = self._with_token_ids(detail or TextDetail(), self._token_ids)
+        if self._logits:
+            detail, self._logits = msgspec.structs.replace(detail or TextDetail(), logits=self._logits), b""
         prompt, cached = self._prompt_tokens, self._cached_tokens
         return TextEvent(text, num_tokens, prompt, total, finish_reason, stop_reason, cached, detail)
 
@@ -225,12 +241,19 @@ def find_partial(text: str, string: str) -> int:
 
 def _check_stop_strings(strings: tuple[str, ...]) -> None:
     if len(strings) > MAX_STOP_STRINGS:
-        raise invalid("stop", f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
+        raise invalid("stop", f"{named('stop')} has {len(strings)} strings; at most {MAX_STOP_STRINGS} are allowed")
     for index, string in enumerate(strings):
         if not 1 <= len(string) <= MAX_STOP_LENGTH:
             raise invalid(
-                "stop", f"stop[{index}] has {len(string)} characters; from 1 to {MAX_STOP_LENGTH} are allowed"
+                "stop",
+                f"{named('stop')}[{index}] has {len(string)} characters; from 1 to {MAX_STOP_LENGTH} are allowed",
             )
+
+
+def salted_form(request: TextRequest) -> PromptForm:
+    """Return the form of a request's prompt, with its salt."""
+    form, salt = request.prompt_form, request.cache_salt
+    return msgspec.structs.replace(form, salt=salt) if salt else form
 
 
 def sent_prompt(prompt: Prompt) -> PlainPrompt:
@@ -244,6 +267,12 @@ def with_prompt_end(event: TextEvent, prompt_end: str) -> TextEvent:
     return msgspec.structs.replace(event, detail=detail)
 
 
+def with_cache_miss(event: TextEvent, miss: CacheMiss) -> TextEvent:
+    """Return the event with the reason for which tokens of its prompt were computed again."""
+    detail = msgspec.structs.replace(event.detail or TextDetail(), cache_miss=miss)
+    return msgspec.structs.replace(event, detail=detail)
+
+
 # -- how a stream is measured
 
 
@@ -251,6 +280,13 @@ class StreamRecord:
     """The measurements of one LLM request: tokens, time to first token, gaps. This one measures nothing."""
 
     __slots__ = ()
+
+    def watch(
+        self, key: str, model: str, request: TextRequest, prompt: EncodedPrompt, block_size: int, replica: FindReplica
+    ) -> PromptWatch | None:
+        """Return what finds out why the session's prompt was computed again, where this is looked into. `key` tells
+        sessions apart."""
+        return None
 
     async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
         """Note what the generation can use at most, before it is submitted, and return the weight of its tenant; None
@@ -445,10 +481,11 @@ class TextEvents:
         is_echo_alone: bool = False,
         on_detail: ObserveDetail | None = None,
         on_end: Callable[[int, int], None] | None = None,
+        watch: PromptWatch | None = None,
     ) -> None:
         """`feed` makes text events of token events. `on_detail` gets the details of the engine's events before the
         text event that they lead to. `on_end` gets the numbers of tokens of the prompt and of a complete text.
-        `is_echo_alone`: the text is the prompt."""
+        `is_echo_alone`: the text is the prompt. `watch` finds out why the prompt was not cached."""
         self.stop_generation: Callable[[], None]
         """Called when the text ends, which may be before the engine ends it."""
         self._feed = feed
@@ -460,13 +497,20 @@ class TextEvents:
         self._is_echo_alone = is_echo_alone
         self._on_detail = on_detail
         self._on_end = on_end
+        self._watch = watch
+        self._miss: CacheMiss | None = None
+        self._has_told_miss = False
 
     def take(self, token_event: TokenEvent) -> bool:
         if token_event.detail is not None and self._on_detail is not None:
             self._on_detail(token_event.detail)
+        if self._watch is not None and token_event.detail is not None:
+            self._explain(self._watch, token_event.detail)
         event = self._feed(token_event)
         if event is None:
             return True
+        if self._miss is not None and (not self._has_told_miss or event.finish_reason is not None):
+            event, self._has_told_miss = with_cache_miss(event, self._miss), True
         if self._prompt_end or self._echo:
             event = self._with_prompt(event)
         if event.finish_reason is not None:
@@ -476,6 +520,10 @@ class TextEvents:
                 self._on_end(event.prompt_tokens, event.completion_tokens)
         self._observe(event)
         return self._pass_on(event)
+
+    def _explain(self, watch: PromptWatch, detail: EventDetail) -> None:
+        if detail.num_cached_tokens is not None:
+            self._miss, self._watch = watch.explain(detail), None
 
     def _with_prompt(self, event: TextEvent) -> TextEvent:
         prompt_end, self._prompt_end = self._prompt_end, ""

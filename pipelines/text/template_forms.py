@@ -1,5 +1,6 @@
 """The forms of turns that a chat template takes, and conversations in those forms."""
 
+import json
 import re
 from collections.abc import Iterator
 from enum import Enum
@@ -38,12 +39,18 @@ class TemplateForms(msgspec.Struct, frozen=True, kw_only=True):
     """Whether each call must be a turn of its own, in front of its result."""
     joins_thinking: bool = False
     """Whether the text beside calls must be part of the reasoning, where there is any."""
+    hides_calls: bool = False
+    """Whether the template shows no calls, so that they are part of the text."""
+    hides_results: bool = False
+    """Whether the template has no results of calls, so that they are the user's text."""
     has_short_ids: bool = False
     """Whether ids of calls must be nine letters and digits."""
     reasoning_name: str = "reasoning_content"
     system: SystemPlace = SystemPlace.ANYWHERE
     merges_turns: bool = False
     """Whether turns that one role has in a row must be one."""
+    has_empty_tools: bool = False
+    """Whether a conversation without tools has an empty array of them."""
     has_parts: bool = False
     """Whether all contents are arrays of parts."""
     takes_images: bool = False
@@ -53,6 +60,8 @@ class TemplateForms(msgspec.Struct, frozen=True, kw_only=True):
 def shape_turns(turns: list[Turn], forms: TemplateForms) -> list[Turn]:
     """Return the same conversation in turns as the template takes them."""
     shaped = _with_system(turns, forms.system)
+    if forms.hides_calls or forms.hides_results:
+        shaped = [_as_text(turn, forms) for turn in shaped]
     shaped = [_renamed(turn, forms) for turn in shaped]
     if forms.splits_calls:
         shaped = list(_with_single_calls(shaped))
@@ -74,12 +83,36 @@ def _with_system(turns: list[Turn], place: SystemPlace) -> list[Turn]:
     return rest
 
 
-def _joined(first: str | list[Any], second: str | list[Any]) -> str | list[Any]:
-    """Return two contents as one."""
-    if isinstance(first, str) and isinstance(second, str):
-        return BETWEEN_TURNS.join(filter(None, (first, second)))
-    parts = [[{"type": "text", "text": each}] if isinstance(each, str) else each for each in (first, second)]
-    return [*parts[0], {"type": "text", "text": BETWEEN_TURNS}, *parts[1]]
+def _joined(*contents: str | list[Any], between: str = BETWEEN_TURNS) -> str | list[Any]:
+    """Return contents as one."""
+    texts = [each for each in contents if isinstance(each, str)]
+    if len(texts) == len(contents):
+        return between.join(filter(None, texts))
+    joined: list[Any] = []
+    for each in filter(None, contents):
+        joined += [{"type": "text", "text": between}] * bool(joined)
+        joined += [{"type": "text", "text": each}] if isinstance(each, str) else each
+    return joined
+
+
+def _as_text(turn: Turn, forms: TemplateForms) -> Turn:
+    """Return a turn whose calls, or result, are text, in the words that most models are trained with."""
+    if forms.hides_results and turn["role"] == "tool":
+        return {
+            "role": "user",
+            "content": _joined("<tool_response>", turn["content"], "</tool_response>", between="\n"),
+        }
+    if not forms.hides_calls or "tool_calls" not in turn:
+        return turn
+    calls = [f"<tool_call>\n{_call_text(call['function'])}\n</tool_call>" for call in turn["tool_calls"]]
+    rest = {key: value for key, value in turn.items() if key != "tool_calls"}
+    return {**rest, "content": _joined(turn["content"], *calls, between="\n")}
+
+
+def _call_text(function: dict[str, Any]) -> str:
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {text}}}'
 
 
 def _renamed(turn: Turn, forms: TemplateForms) -> Turn:
@@ -153,3 +186,39 @@ def in_parts(turns: list[Turn]) -> list[Turn]:
         {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
         for turn in turns
     ]
+
+
+_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "anyOf", "oneOf", "allOf", "items")
+_KEYWORD_TYPES: dict[str, tuple[type, ...]] = {
+    "type": (str, list),
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), (dict,)),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "enum", "required"), (list,)),
+    **dict.fromkeys(("description", "title", "format", "pattern", "$ref"), (str,)),
+    "items": (dict, bool, list),
+    "additionalProperties": (dict, bool),
+}
+"""Types of the keywords that chat templates write out."""
+
+
+def with_usual_keywords(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return tools whose schemas have no keywords of types that no draft of JSON Schema has."""
+    if not tools:
+        return tools
+    return [
+        {**tool, "function": {**tool["function"], "parameters": _usual(tool["function"]["parameters"])}}
+        if "parameters" in tool["function"]
+        else tool
+        for tool in tools
+    ]
+
+
+def _usual(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema if isinstance(schema, bool) else {}
+    kept = {key: value for key, value in schema.items() if isinstance(value, _KEYWORD_TYPES.get(key, object))}
+    for key in _OF_SCHEMAS:
+        if isinstance(inner := kept.get(key), dict):
+            kept[key] = _usual(inner) if key == "items" else {name: _usual(each) for name, each in inner.items()}
+        elif isinstance(inner, list):
+            kept[key] = [_usual(each) for each in inner]
+    return kept

@@ -17,6 +17,7 @@ _NAME = "probe_function"
 _KEY = "probe_key"
 _VALUES = ("probe_value", "probe_other")
 _SAID, _THOUGHT, _SYSTEM, _LATER = "probe_said", "probe_thought", "probe_system", "probe_later"
+_RESULT = "probe_result"
 _IDS = ("call_0123456789abcdef", "call_fedcba9876543210")
 _TOOL = {
     "type": "function",
@@ -41,18 +42,31 @@ def probe_forms(render: Render) -> TemplateForms:
 class _Probe:
     def __init__(self, render: Render) -> None:
         self._render = render
+        self._no_tools: list[dict[str, Any]] | None = None
 
     def forms(self) -> TemplateForms:
-        forms = TemplateForms(system=self._system_place(), merges_turns=self._merges_turns())
+        if not self._text([_QUESTION]) and self._text([_QUESTION], []):
+            self._no_tools = []
+        forms = TemplateForms(
+            has_empty_tools=self._no_tools is not None,
+            system=self._system_place(),
+            merges_turns=self._merges_turns(),
+        )
         forms = msgspec.structs.replace(forms, **self._contents())
-        for decide in (self._with_calls, self._with_any_arguments, self._with_reasoning, self._with_contents_apart):
+        for decide in (
+            self._with_calls,
+            self._with_results,
+            self._with_any_arguments,
+            self._with_reasoning,
+            self._with_contents_apart,
+        ):
             forms = decide(forms)
         return self._with_calls_apart(forms)
 
     def _text(self, turns: list[Turn], tools: list[dict[str, Any]] | None = None) -> str:
         """Return the text of a conversation, "" where the template refuses it."""
         try:
-            return self._render(turns, tools)
+            return self._render(turns, self._no_tools if tools is None else tools)
         except Exception:  # a template can raise anything
             return ""
 
@@ -104,7 +118,7 @@ class _Probe:
         """Whether the template shows the needles of an assistant's turn, in these forms, with the results of its calls,
         and takes that as the history of another question."""
         results: list[Turn] = [
-            {"role": "tool", "content": "probe_result", "tool_call_id": call["id"], "name": _NAME}
+            {"role": "tool", "content": _RESULT, "tool_call_id": call["id"], "name": _NAME}
             for call in turn["tool_calls"]
         ]
         turns = [_QUESTION, turn, *results]
@@ -129,8 +143,24 @@ class _Probe:
                 forms, has_text_arguments=has_text, has_null_content=has_null, has_short_ids=has_short_ids
             )
             if self._takes(tried, _calling(tried), _NAME, _VALUES[0]):
+                return self._with_shorter_content(tried)
+        as_text = msgspec.structs.replace(forms, hides_calls=True)
+        for tried in (as_text, msgspec.structs.replace(as_text, hides_results=True)):
+            if self._takes(tried, _calling(tried), _NAME, _VALUES[0]):
                 return tried
         return forms
+
+    def _with_shorter_content(self, forms: TemplateForms) -> TemplateForms:
+        """Add whether a content of null makes the text of a call shorter: an empty one is then a turn of its own."""
+        turn, as_null = _calling(forms), msgspec.structs.replace(forms, has_null_content=True)
+        lengths = [len(self._shaped_text([_QUESTION, turn], each)) for each in (forms, as_null)]
+        return as_null if lengths[1] < lengths[0] and self._takes(as_null, turn, _NAME, _VALUES[0]) else forms
+
+    def _with_results(self, forms: TemplateForms) -> TemplateForms:
+        """Add whether results are shown, or must be the user's text."""
+        as_text = msgspec.structs.replace(forms, hides_results=True)
+        is_hidden = not self._takes(forms, _calling(forms), _RESULT)
+        return as_text if is_hidden and self._takes(as_text, _calling(as_text), _VALUES[0], _RESULT) else forms
 
     def _with_any_arguments(self, forms: TemplateForms) -> TemplateForms:
         call = _call(0, _CUT_OFF)

@@ -18,6 +18,7 @@ from sluice.pipelines.text.citations import EncodingProgress, Source, cite, deco
 from sluice.pipelines.text.model import (
     TextModel,
     fingerprint_of,
+    leave_out_images,
     refuse_images,
     refuse_parameters,
     text_model_of,
@@ -195,6 +196,7 @@ class TensorText:
 
     max_model_len = None
     max_beam_width = 1
+    max_images = 0
     parent = None
     failure = None
     template_names: frozenset[str] = frozenset()
@@ -216,6 +218,9 @@ class TensorText:
         """Whether the model may retrieve, and so read `parameters`: it is an ensemble, or it gives sources."""
         spec = self.model.spec
         return spec.platform == _ENSEMBLE or SOURCES in spec.outputs
+
+    def adapt(self, conversation: Conversation) -> Conversation:
+        return leave_out_images(conversation, f": model '{self.name}' takes text alone")
 
     async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
         """Return the prompt unchanged: the model tokenizes it."""
@@ -260,6 +265,7 @@ class TensorText:
             queue_timeout_us=_microseconds(request.queue_timeout_s),
             tenant=request.tenant,
             session=request.session,
+            parent_session=request.parent_session,
         )
 
     def _outputs(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from sluice.pipelines.text.detokenizer import (
     UnspacedDetokenizer,
     detokenizer_factory,
 )
+from sluice.pipelines.text.known_prefixes import KnownPrefixes, find_seams
 from sluice.pipelines.text.template_forms import TemplateForms, Turn
 from sluice.pipelines.text.transformers_tokenizer import SlowBackend, load_tokenizer
 from sluice.pipelines.text.turns import strings_in, tool_turns, with_strings
@@ -167,6 +168,17 @@ class Tokenizer:
         """Names that the chat template refers to, variables among them."""
         return self._template.names
 
+    def note_forms(self, conversation: Conversation) -> Conversation:
+        """Return a conversation with notes of the turns for which the model's own template has no role."""
+        forms, notes = self._template.forms, list[str]()
+        if conversation.options.template is None and (forms.hides_calls or forms.hides_results):
+            messages = conversation.messages
+            if forms.hides_calls and any(each.tool_calls for each in messages):
+                notes.append("messages: calls of tools are shown as text: the chat template has no place for them")
+            if forms.hides_results and any(ROLES.get(each.role) == "tool" for each in messages):
+                notes.append("messages: results of tools are shown as the user's: the chat template has no such role")
+        return conversation if not notes else conversation.with_notes(notes)
+
     @property
     def num_tokens(self) -> int:
         """Size of the vocabulary, including added tokens."""
@@ -252,7 +264,7 @@ class Tokenizer:
             ids = await self.encode_text(text, max_model_len, add_special_tokens=adds_special, is_cut=is_cut)
             frame = self._special_frame if adds_special and is_cut else frame
         elif isinstance(prompt, Conversation):
-            ids = await self.encode_chat(prompt.messages, max_model_len, prompt.options, is_cut=is_cut)
+            ids = await self.encode_chat(prompt.messages, max_model_len, prompt.options, is_cut=is_cut, salt=form.salt)
             if form.add_special_tokens:
                 frame = self._special_frame
                 ids = [*frame[0], *ids, *frame[1]]
@@ -284,10 +296,11 @@ class Tokenizer:
         options: TemplateOptions = _DEFAULT_OPTIONS,
         *,
         is_cut: bool = False,
+        salt: str = "",
     ) -> list[int]:
         """Return the token ids of a conversation, as its `options` say: by default up to where the assistant's answer
-        begins. Raises as `encode_text`, and INVALID for no messages, a role not in `ROLES`, messages that the model's
-        template refuses, and a model without a template."""
+        begins. The `salt` is that of `PromptForm`. Raises as `encode_text`, and INVALID for no messages, a role not in
+        `ROLES`, messages that the model's template refuses, and a model without a template."""
         self._template.check(options)
         forms = self._template.forms
         if options.template is not None:
@@ -300,29 +313,52 @@ class Tokenizer:
         def work() -> list[int]:
             text = self._template.render(turns, options, forms)
             self._check_length(text, "messages", max_tokens, is_cut)
-            return self._encode_turns(text, turns, strings, options, forms)
+            return self._encode_turns(text, turns, strings, options, forms, salt)
 
         if options.template is not None:
             return await self._template.sandbox.run(work)
-        return await self.run(num_chars, work)
+        return await self.run(num_chars, work, trims=False)
 
     def _encode_turns(
-        self, text: str, turns: list[Turn], strings: list[str], options: TemplateOptions, forms: TemplateForms
+        self,
+        text: str,
+        turns: list[Turn],
+        strings: list[str],
+        options: TemplateOptions,
+        forms: TemplateForms,
+        salt: str,
     ) -> list[int]:
         # The template writes the special tokens itself.
         guard, render = self._guard, self._template.render
         if guard is not None and _have_any(strings, guard.first_chars):
             with _refused_surrogates("messages"):
                 if guard.is_needed(strings):
-                    return guard.encode(strings, lambda shielded: render(*_shielded(turns, options, shielded), forms))
-        return self.encode_words(text, "messages")
+                    work = partial(
+                        guard.encode, strings, lambda shielded: render(*_shielded(turns, options, shielded), forms)
+                    )
+                    return _trim_after(work, len(text))
+        if len(text) <= INLINE_CHARS or self._known_prefixes is None:
+            return self._encode_piece(text)
+        with _refused_surrogates("messages"):
+            return self._known_prefixes.encode(text, salt)
 
-    async def run(self, num_chars: int, work: Callable[[], T]) -> T:
-        """Return the result of `work`, which tokenizes so many characters: on a worker thread where they are many."""
+    @cached_property
+    def _known_prefixes(self) -> KnownPrefixes | None:
+        """Tokenizes long conversations; None for a tokenizer whose texts have no seams."""
+        seams = find_seams(self.added_tokens) if self._tokenizer.is_fast else ()
+        return KnownPrefixes(self._encode_piece, seams) if seams else None
+
+    def _encode_piece(self, text: str) -> list[int]:
+        """Return the token ids of a conversation's text, or of what is new of it."""
+        return _trim_after(partial(self.encode_words, text, "messages"), len(text))
+
+    async def run(self, num_chars: int, work: Callable[[], T], *, trims: bool = True) -> T:
+        """Return the result of `work`, which tokenizes so many characters: on a worker thread where they are many. It
+        is followed by a trim of the heap, unless it sees to that itself."""
         if num_chars <= INLINE_CHARS:
             return work()
-        if num_chars > _PIECE_CHARS:
-            work = partial(_trim_after, work)
+        if trims:
+            work = partial(_trim_after, work, num_chars)
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
     def refuse_long(self, text: bytes | memoryview | str, param: str, max_tokens: int) -> None:
@@ -411,12 +447,14 @@ def _has_more(message: ChatMessage) -> bool:
     return bool(message.tool_calls or message.tool_call_id or message.reasoning or message.name or message.parts)
 
 
-def _trim_after(work: Callable[[], T]) -> T:
-    """Return the result of `work`, without the memory that it freed: a hundred megabytes for one of text."""
+def _trim_after(work: Callable[[], T], num_chars: int) -> T:
+    """Return the result of `work`, without the memory that it freed where it tokenized many characters: a hundred
+    megabytes for one of text."""
     try:
         return work()
     finally:
-        trim_heap()
+        if num_chars > _PIECE_CHARS:
+            trim_heap()
 
 
 def _too_long(param: str, size: str, max_tokens: int) -> SluiceError:

@@ -1,6 +1,7 @@
 """Conversations with tools in the form that chat templates read, and all that a client wrote in them."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,6 +12,8 @@ from pydantic_core import from_json
 from sluice.pipelines.text.template_forms import TemplateForms, Turn
 from sluice.pipelines.text.types import ChatMessage, ImagePart, TemplateOptions
 
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON spells a half of a surrogate pair."""
 _APART = "\n"
 """Stands between strings that a template does not write side by side, when they are searched for control tokens."""
 
@@ -54,8 +57,8 @@ def with_whole_texts(turns: list[Turn], placeholders: Sequence[str]) -> list[Tur
     and then its text, on lines of their own, as vLLM does."""
     rest = iter(placeholders)
 
-    def whole(content: str | list[dict[str, str]]) -> str:
-        if isinstance(content, str):
+    def whole(content: str | list[dict[str, str]] | None) -> str | None:
+        if not isinstance(content, list):
             return content
         images = [next(rest, "") for part in content if part["type"] == "image"]
         return _APART.join([*images, "".join(part.get("text", "") for part in content)])
@@ -74,8 +77,15 @@ def _arguments(text: str, forms: TemplateForms) -> dict[str, Any] | str:
     if forms.has_text_arguments:
         return text
     if isinstance(parsed, dict):
-        return parsed
+        return _without_half_pairs(parsed) if _HALF_PAIR.search(text) else parsed
     return text if forms.takes_any_arguments else _begun_object(text)
+
+
+def _without_half_pairs(parsed: dict[str, Any]) -> dict[str, Any]:
+    """Return an object with a question mark for each half of a surrogate pair, which is no character."""
+    text = json.dumps(parsed, ensure_ascii=False).encode(errors="replace")
+    replaced: dict[str, Any] = json.loads(text)
+    return replaced
 
 
 def _begun_object(text: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Requests to text models, the events that they answer with, and the parts of a chat's answer. Values are frozen."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
@@ -12,6 +13,12 @@ OWNER_KEY = "collection_key"
 """The request parameter that carries the owner key of the collection that a pipeline looks into."""
 OWNER_KEY_HEADER = "x-sluice-collection-key"
 """The HTTP header that carries one."""
+
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+"""Arguments by which the chat templates of Qwen and DeepSeek switch the reasoning on and off."""
+EFFORT_ARGUMENT, BUDGET_ARGUMENT = "reasoning_effort", "thinking_budget"
+"""Arguments by which those of gpt-oss and Seed-OSS take how long the model reasons. Where a template takes neither, and
+where none switches the reasoning off, the server closes the reasoning itself."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -79,6 +86,11 @@ class Conversation(msgspec.Struct, frozen=True):
 
     messages: tuple[ChatMessage, ...]
     options: TemplateOptions = TemplateOptions()
+    notes: tuple[str, ...] = ()
+    """What of the client's request is read otherwise than it was sent, or left out, each with its path."""
+
+    def with_notes(self, notes: Iterable[str]) -> "Conversation":
+        return Conversation(self.messages, self.options, (*self.notes, *notes))
 
     @property
     def images(self) -> list[ImagePart]:
@@ -133,6 +145,8 @@ class PromptForm(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     num_reserved: int = 1
+    salt: str = ""
+    """The `cache_salt`: what is known of the beginnings of prompts is shared by those of one salt alone."""
 
 
 AS_IT_IS = PromptForm()
@@ -159,6 +173,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     biased_words: tuple[tuple[str, float], ...] = ()
     thinking_token_budget: int | None = None
     """Most tokens of the reasoning; None for any."""
+    requires_budget: bool = True
+    """Whether the request is refused where the model cannot keep to that budget, which has no effect there else."""
     echo: bool = False
     prediction: str = ""
     """A text that the answer is likely to repeat; it changes no token. "" for none."""
@@ -171,6 +187,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     session: str = ""
     """The client's name of the session, by which one replica gets the tenant's requests of it; "" for none."""
+    parent_session: str = ""
+    """The client's name of the session that started this one, as an agent does its subagents; "" for none."""
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     adapter: str = ""
@@ -215,6 +233,45 @@ class Retrieval(msgspec.Struct, frozen=True):
     encoding: EncodingProgress | None = None
 
 
+class CacheMissReason(StrEnum):
+    """Why tokens of a prompt were computed that the prefix cache could have had."""
+
+    FIRST_REQUEST = "first_request"
+    MODEL_CHANGED = "model_changed"
+    ADAPTER_CHANGED = "adapter_changed"
+    CACHE_SALT_CHANGED = "cache_salt_changed"
+    TEMPLATE_CHANGED = "template_changed"
+    TOOLS_CHANGED = "tools_changed"
+    SYSTEM_CHANGED = "system_changed"
+    MESSAGES_CHANGED = "messages_changed"
+    PROMPT_CHANGED = "prompt_changed"
+    RENDERING_CHANGED = "rendering_changed"
+    """The messages are the same, and the chat template writes one of them in another way than before."""
+    EVICTED = "evicted"
+    ANOTHER_REPLICA = "another_replica"
+    NOT_IN_CACHE = "not_in_cache"
+    """The cache has lost the tokens, and does not tell when: it was restarted, or keeps nothing, or too long ago."""
+    NOT_LOOKED_UP = "not_looked_up"
+    """Log probabilities of a prompt need all of it computed."""
+
+
+class CacheMiss(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why `missed_tokens` of a session's prompt were computed again, from `token` on: `at` names what is another than
+    in the session's last prompt, and `character` the beginning of the first 64 characters there that are."""
+
+    reason: CacheMissReason
+    missed_tokens: int
+    token: int
+    at: str = ""
+    character: int | None = None
+    before: str = ""
+    """The model, adapter or replica of the session's last prompt."""
+    evicted_s: float | None = None
+    """Seconds since the first of these tokens left the cache."""
+    evicted_for: str = ""
+    """The session for whose tokens it left, or a description of it."""
+
+
 class TextDetail(msgspec.Struct, frozen=True):
     """Details of an event that few requests ask for.
 
@@ -222,6 +279,7 @@ class TextDetail(msgspec.Struct, frozen=True):
     shown has none. `total_logprob` is the sum over all tokens so far, including that one. `prompt_logprobs` come
     with the first event. `retrieval` comes from pipelines, on an event before the first text and on the last one.
     `prompt_end` is the end of the prompt's text, with the first event of an answer for a `ChatReader`.
+    `cache_miss` comes with the first event and the last one, where a session's prompt was not cached as it could be.
     `token_starts` are the offsets in the whole text, in characters, at which its tokens begin, with the last event of
     an answer whose `ChatReader` finds reasoning. `token_ids` are those generated since the previous event, whether or
     not they show in its text, and `prompt_token_ids` come with the first event, where the request asks for ids.
@@ -238,8 +296,12 @@ class TextDetail(msgspec.Struct, frozen=True):
     num_drafted: int = 0
     num_accepted: int = 0
     """Draft tokens of a request that `returns_metrics`, on its last event: those tried, and those of them that came."""
+    logits: bytes = b""
+    """The model's own for the tokens of the event, [tokens, vocab_size] float32, of a request that
+    `returns_generation_logits`."""
     target: str = ""
     """The target of a route that answers, with the first event of an answer for a `ChatReader`."""
+    cache_miss: CacheMiss | None = None
 
 
 class TextEvent(msgspec.Struct, frozen=True, gc=False):
