@@ -27,6 +27,7 @@ from sluice.gateway.workers.slot import HOST, Slot, WorkerMaker, WorkerProcess
 from sluice.log_relay import collecting_socket
 from sluice.pipelines.llm.model import LlmModel, llm_text_of
 from sluice.pipelines.llm.sharing import SharedModel, describe_shared
+from sluice.pipelines.text.sessions import SessionRow
 from sluice.record.timelines import Timeline, TimelineOwner
 from sluice.serving.model import Model
 
@@ -287,6 +288,11 @@ class WorkerPool(Collector):
         found = [msgspec.structs.replace(each, worker=number) for number, answer in answers for each in answer.open]
         return found, sum(answer.num_cancelled for _, answer in answers)
 
+    async def list_sessions(self) -> list[SessionRow]:
+        """Return the sessions that sent the workers a request last."""
+        answers = await self._ask("sessions", None, list[SessionRow])
+        return [each for _, answer in answers for each in answer]
+
     async def find_timelines(self, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
         """Return the timelines that the workers have, those of one that does not answer in time left out."""
         answers = await self._ask("timelines", AskedTimelines(request_id, owner), list[Timeline])
@@ -309,6 +315,8 @@ class WorkerPool(Collector):
             task.cancel()
         for each in self._slots:
             each.begin_stop()
+        if self._private is not None:
+            self._private.end_sockets()
 
     async def stop(self, timeout_s: float) -> None:
         """Give workers `timeout_s` to end, then end them."""

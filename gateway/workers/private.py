@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import httptools
 import msgspec
@@ -23,6 +23,7 @@ from sluice.gateway.front.http.errors import error_response
 from sluice.gateway.front.http.protocol import NAMES_AS_SENT
 from sluice.gateway.front.http.request import choose_request_id
 from sluice.gateway.front.http.server import HttpServer
+from sluice.gateway.front.http.switching import SWITCHING, UPGRADE, Upgrade, find_socket_paths
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ _PEER = b"x-sluice-private-peer"
 """The header with the client's address and port, which only private sockets read."""
 _HOP_HEADERS = frozenset((b"connection", b"expect", b"keep-alive", b"transfer-encoding", b"upgrade", _PEER))
 """Headers that are about one connection."""
+_SWITCHING_HEADERS = frozenset((b"connection", b"upgrade"))
+"""Those with which a request asks for another protocol."""
 _ANSWER_HOP_HEADERS = frozenset((b"date", b"keep-alive", b"transfer-encoding"))
 _BACKLOG = 2048
 _MOST_IDLE = 64
@@ -41,6 +44,8 @@ _IDLE_S = 30.0
 """Longest time for which a connection waits for the next request: shorter than a server's, so that it is not closed at
 the moment at which it is used."""
 _READ_BYTES = 256 << 10
+_PING_BYTES = 16
+"""Length of a piece up to which it is perhaps a ping or a pong: these keep no relay from being idle."""
 
 
 class PrivateServer:
@@ -51,6 +56,7 @@ class PrivateServer:
         self._path = path
         self._routes = routes
         self._app = app
+        self.socket_paths = find_socket_paths(app)
         self._server: HttpServer | None = None
 
     def start(self) -> None:
@@ -61,6 +67,11 @@ class PrivateServer:
         listener.setblocking(False)
         self._server = HttpServer(self, listener)
         self._server.start()
+
+    def end_sockets(self) -> None:
+        """Close what other processes relay, each when it has no open answer."""
+        if self._server is not None:
+            self._server.end_sockets()
 
     async def stop(self, timeout_s: float) -> None:
         """Give open requests `timeout_s` to end, then drop them."""
@@ -136,10 +147,16 @@ class Peer:
         except OSError:
             await _refuse(scope, receive, send)
             return
+        upgrade: Upgrade | None = scope.get("extensions", {}).get(UPGRADE)
+        if upgrade is not None:
+            upgrade.protocol = Relay(upgrade, connection)
         passage = _Passage(connection, scope, receive)
         sending = asyncio.create_task(passage.send_request())
         try:
             await passage.pass_answer(send)
+            if upgrade is not None and connection.status == SWITCHING:
+                sending.cancel()
+                await cast(Relay, upgrade.protocol).run()
         finally:
             sending.cancel()
             self._give_back(connection, is_whole=passage.is_complete)
@@ -172,14 +189,16 @@ class _Connection:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
+        self.reader = reader
         self.idle_since = 0.0
-        self._reader = reader
         self._parser = httptools.HttpResponseParser(self)
         self.begin()
 
     def begin(self) -> None:
         """Expect another answer."""
         self.status = 0
+        self.rest = b""
+        """What has come behind an answer that changes the protocol."""
         self.headers: list[tuple[bytes, bytes]] = []
         self.may_stay = False
         """Whether the connection may have another request."""
@@ -188,7 +207,7 @@ class _Connection:
 
     @property
     def is_usable(self) -> bool:
-        return monotonic() - self.idle_since < _IDLE_S and not self._reader.at_eof() and not self.writer.is_closing()
+        return monotonic() - self.idle_since < _IDLE_S and not self.reader.at_eof() and not self.writer.is_closing()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value))
@@ -201,7 +220,7 @@ class _Connection:
 
     def on_message_complete(self) -> None:
         self._is_complete = True
-        self.may_stay = self._parser.should_keep_alive()
+        self.may_stay = self._parser.should_keep_alive() and self.status != SWITCHING
 
     async def read_head(self) -> None:
         """Wait for status and headers. Raises ConnectionError."""
@@ -221,13 +240,70 @@ class _Connection:
         return self._is_complete and not self._pieces
 
     async def _advance(self) -> None:
-        data = await self._reader.read(_READ_BYTES)
+        data = await self.reader.read(_READ_BYTES)
         if not data:
             raise ConnectionError("the other process has closed the connection")
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as switch:
+            self.rest = data[switch.args[0] :]
         except httptools.HttpParserError as error:
             raise ConnectionError(f"the other process does not speak HTTP: {error}") from None
+
+
+class Relay(asyncio.StreamReaderProtocol):
+    """A client's connection that has changed its protocol, whose bytes go to another process and come from there.
+
+    A side that reads slowly slows the other down, and the end of one ends the other.
+    """
+
+    def __init__(self, upgrade: Upgrade, peer: _Connection) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._reader = asyncio.StreamReader(loop=self._loop)
+        super().__init__(self._reader, loop=self._loop)
+        self._connections = upgrade.connections
+        self._peer = peer
+        self._idle_since = self._loop.time()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._connections.add(self)
+        self._writer = asyncio.StreamWriter(cast(asyncio.WriteTransport, transport), self, self._reader, self._loop)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        super().connection_lost(exc)
+
+    async def run(self) -> None:
+        """Pass bytes on until one side ends."""
+        peer = self._peer
+        self._writer.write(peer.rest)
+        work = [
+            asyncio.ensure_future(self._pass(self._reader, peer.writer)),
+            asyncio.ensure_future(self._pass(peer.reader, self._writer)),
+        ]
+        try:
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in work:
+                each.cancel()
+            self._writer.close()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while piece := await reader.read(_READ_BYTES):
+                if len(piece) > _PING_BYTES:
+                    self._idle_since = self._loop.time()
+                writer.write(piece)
+                await writer.drain()
+
+    def shutdown(self) -> None:
+        """Go on: the other process, which knows what is open, ends the connection where the server ends."""
+
+    def end_when_idle(self, idle_s: float, began_at: float) -> None:
+        """Close where nothing was passed on for `idle_s`, counted from `began_at` of the loop's time."""
+        if self._loop.time() - max(began_at, self._idle_since) >= idle_s:
+            self._writer.close()
 
 
 class _Passage:
@@ -296,12 +372,11 @@ def _head(scope: Scope, *, is_chunked: bool) -> bytes:
     """Return the head of a request as its client sent it, with the client's address."""
     headers = scope["headers"]
     names = scope.get("extensions", {}).get(NAMES_AS_SENT, {}).get("names") or [name for name, _ in headers]
+    dropped = _HOP_HEADERS - _SWITCHING_HEADERS if UPGRADE in scope.get("extensions", {}) else _HOP_HEADERS
     query, client = scope["query_string"], scope.get("client")
     lines = [b"%b %b%b HTTP/1.1" % (scope["method"].encode(), scope["raw_path"], b"?" + query if query else b"")]
     lines += [
-        b"%b: %b" % (sent, value)
-        for sent, (name, value) in zip(names, headers, strict=True)
-        if name not in _HOP_HEADERS
+        b"%b: %b" % (sent, value) for sent, (name, value) in zip(names, headers, strict=True) if name not in dropped
     ]
     if all(name != b"host" for name, _ in headers):  # HTTP/1.0 needs none
         lines.append(b"host: localhost")

@@ -7,6 +7,7 @@ import pickle
 import socket
 import sys
 from contextlib import ExitStack, suppress
+from functools import partial
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -241,6 +242,8 @@ class Slot:
         self._is_wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._budget = RestartBudget()
+        self._serving_since = 0.0
+        """When the current worker came to serve."""
 
     @property
     def is_serving(self) -> bool:
@@ -299,7 +302,7 @@ class Slot:
             log.error("HTTP worker %d cannot be started: %s", self.number, error)
             return False
         self._workers.add(worker)
-        worker.ended.add_done_callback(lambda _: self._workers.discard(worker))
+        worker.ended.add_done_callback(partial(self._note_end, worker))
         worker.serve(self._wanted, self._models)
         linked = asyncio.create_task(worker.is_linked.wait())
         try:
@@ -310,7 +313,7 @@ class Slot:
             log.error("HTTP worker %d did not come to serve; the log has its own lines", self.number)
             worker.kill()
             return False
-        earlier, self._current = self._current, worker
+        earlier, self._current, self._serving_since = self._current, worker, monotonic()
         self._is_serving.set()
         self._end_stand_in()
         if earlier is not None:
@@ -319,14 +322,12 @@ class Slot:
 
     async def _watch(self, worker: WorkerProcess) -> None:
         """Return when another worker is wanted: this one is lost, or to be replaced."""
-        started = monotonic()
         wanted = asyncio.create_task(self._is_wanted.wait())
         try:
             await asyncio.wait((worker.ended, wanted), return_when=asyncio.FIRST_COMPLETED)
         finally:
             wanted.cancel()
         if worker.ended.done():
-            self._lose(worker, is_stable=monotonic() - started >= STABLE_S)
             await self._pause()
 
     async def _pause(self) -> None:
@@ -337,13 +338,20 @@ class Slot:
         """Return how long to wait before the next start: longer the more have failed, and at most `_RETRY_S`."""
         return _RETRY_S if self._budget.is_exhausted else self._budget.delay_s()
 
-    def _lose(self, worker: WorkerProcess, *, is_stable: bool) -> None:
-        log.error("HTTP worker %d ended with code %d; another one starts", self.number, worker.ended.result())
+    def _note_end(self, worker: WorkerProcess, ended: "asyncio.Future[int]") -> None:
+        """Note that a worker is gone. The current one is lost, also while its successor starts."""
+        self._workers.discard(worker)
+        assert self._task is not None, "it has started the worker"
+        if worker is self._current and not self._task.cancelling():
+            self._lose(ended.result())
+
+    def _lose(self, code: int) -> None:
+        log.error("HTTP worker %d ended with code %d; another one starts", self.number, code)
         self.num_losses += 1
         self._current = None
         self._is_serving.clear()
         self._begin_stand_in()
-        if is_stable:
+        if monotonic() - self._serving_since >= STABLE_S:
             self._budget.refill()
         else:
             self._budget.spend()

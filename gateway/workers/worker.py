@@ -10,16 +10,19 @@ import pickle
 import signal
 import socket
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import uvloop
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sluice.engine.process.process_group import send_at_starters_end
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.answers.streams.wishes import HEADERS
 from sluice.gateway.api.v2.server import statistics
@@ -55,6 +58,7 @@ OWN_PATHS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/embeddings"),
         *("/v1/rerank", "/rerank", "/v2/rerank", "/v1/score", "/score", "/classify", "/pooling"),
+        *("/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render", "/inference/v1/generate"),
         *("/tokenize", "/detokenize", "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
     }
 )
@@ -85,6 +89,7 @@ class Dispatch:
         hot: HotRoutes | None = getattr(own, "hot", None)
         self.hot = None if hot is None else HotRoutes(partial(self._takes, hot), hot.begin)
         """The hot routes of the models here; None where the application has none."""
+        self.socket_paths: Collection[str] = getattr(own, "socket_paths", ())
 
     def _takes(self, own: HotRoutes, url: bytes, headers: RawHeaders) -> bool:
         return own.takes(url, headers) and self._infers(url.decode("ascii"))
@@ -206,6 +211,7 @@ class Worker:
             "sync": self._sync,
             "counts": self._count,
             "requests": self._list_requests,
+            "sessions": self._list_sessions,
             "timelines": self._find_timelines,
             "statistics": self._read_statistics,
         }
@@ -300,6 +306,9 @@ class Worker:
         num_cancelled = self._server.live.cancel_here(cancel) if cancel else 0
         return FoundRequests(self._server.live.list_here(), num_cancelled)
 
+    async def _list_sessions(self, body: bytes) -> list[Any]:
+        return self._server.metrics.sessions.rows()
+
     async def _find_timelines(self, body: bytes) -> list[Timeline]:
         asked = msgspec.msgpack.decode(body, type=AskedTimelines)
         return self._server.timelines.find_here(asked.request_id, asked.owner)
@@ -321,6 +330,7 @@ def main() -> None:
     """Serve until the host says otherwise: signals of a terminal are the host's."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    send_at_starters_end(signal.SIGCONT)  # one that is stopped goes on, and ends without its host
     raise_file_limit()
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.setblocking(False)

@@ -56,6 +56,14 @@ _BY_PATH: dict[str, ApiCategory | RoutePlace] = {
     "/v1/chat/completions": ApiCategory.INFERENCE,
     "/v1/completions": ApiCategory.INFERENCE,
     **dict.fromkeys(
+        (
+            *("/inference/v1/generate", "/generative_scoring", "/v1/systemone"),
+            *("/v1/chat/completions/render", "/v1/completions/render", "/v1/messages/render", "/v1/responses/render"),
+            *("/v1/chat/completions/derender", "/v1/completions/derender"),
+        ),
+        ApiCategory.INFERENCE,
+    ),
+    **dict.fromkeys(
         ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/is_sleeping"),
         ApiCategory.MODEL_REPOSITORY,
     ),

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.front.path_masking import client_message
+from sluice.gateway.telemetry.logs import NO_REQUEST, current_request_id
 
 log = logging.getLogger(__name__)
 
@@ -143,9 +144,22 @@ def _openai_code(error: SluiceError) -> str | None:
 
 
 def anthropic_error_body(error: SluiceError) -> bytes:
-    """Return `{"type": "error", "error": {"type", "message"}}`, as Anthropic's clients parse it."""
+    """Return `{"type": "error", "error": {"type", "message"}, "request_id"}`, as Anthropic's clients parse it."""
     kind = ANTHROPIC_TYPE.get(error.code, "invalid_request_error")
-    return orjson.dumps({"type": "error", "error": {"type": kind, "message": client_message(error)}})
+    body = {"type": "error", "error": {"type": kind, "message": _anthropic_message(error)}}
+    request_id = current_request_id.get()
+    return orjson.dumps({**body, "request_id": None if request_id == NO_REQUEST else request_id})
+
+
+def _anthropic_message(error: SluiceError) -> str:
+    """Return the message; of a prompt that is too long in Anthropic's words, by which clients know that they must
+    shorten the conversation, and by how much."""
+    if not error.exceeds_context:
+        return client_message(error)
+    if error.prompt_lengths is None:
+        return f"prompt is too long: {client_message(error)}"
+    num_tokens, most = error.prompt_lengths
+    return f"prompt is too long: {num_tokens} tokens > {most} maximum"
 
 
 def v2_error_body(error: SluiceError) -> bytes:

@@ -7,7 +7,7 @@ would silently give another answer than the client asked for. A value that chang
 import json
 import re
 from codecs import BOM_UTF8
-from collections.abc import AsyncIterable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -36,19 +36,23 @@ from sluice.gateway.front.http.json_pieces import INLINE_BYTES, Document, Docume
 from sluice.gateway.front.http.request import read_pieces
 from sluice.gateway.front.long_work import run_aside
 from sluice.gateway.options.http import HttpOptions
-from sluice.pipelines.text.types import OWNER_KEY
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-REQUEST_LIMITS = DocumentLimits(values=(1 << 20) + (1 << 16), members=1 << 15, strings=1 << 16, string_chars=1 << 24)
-"""A prompt of token ids has up to 2**20 values, and a conversation or a guiding schema fewer than 2**15 members and
-2**16 strings. No context takes 2**24 characters."""
+REQUEST_LIMITS = DocumentLimits(values=(1 << 20) + (1 << 16), members=1 << 17, strings=1 << 17, string_chars=1 << 24)
+"""A prompt of token ids has up to 2**20 values, and thousands of tools have some 2**16 members and strings. No context
+takes 2**24 characters."""
 _BATCH_BYTES = 256 << 10
 """Bytes of a body that are parsed at once while the rest arrives."""
 MAX_FIELDS = 1024
 """Most fields of a long body: looking at an unknown one takes a microsecond."""
+MAX_MESSAGES = 10_000
+"""Most messages of a conversation: checking one takes 4 us, in one call that holds the interpreter's lock."""
 MAX_LIST = 4096
 """Most elements of lists of strings and token ids that are no prompt. What checks them may allow fewer."""
-_SHOWN_CHARS = 60
+_SHOWN_CHARS, _NOTE_CHARS = 60, 200
+_LIST_CHARS = 1000
+"""Most characters of names of one kind in a header: proxies refuse answers with more than 4 or 8 KiB of headers, and
+characters outside ASCII take up to ten each."""
 _NAMED_RELAXATIONS = 10
 _WARNED_FIELDS = 10
 _TELLING = re.compile(
@@ -57,7 +61,7 @@ _TELLING = re.compile(
 )
 """Matches the beginnings of keywords in a schema to which answers are perhaps not held."""
 _MEDIA_ERROR = "media"
-_MEDIA_PARTS = {
+MEDIA_PARTS = {
     *("image_url", "input_image", "image", "video_url", "video"),
     *("input_audio", "audio_url", "audio", "input_file", "file", "document"),
 }
@@ -83,7 +87,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "messages.tool_calls": ([],),
     "messages.tool_call_id": (),
     "messages.function_call": (),
-    "messages.audio": (),
     # vLLM's
     "prompt_embeds": (),
     "logprob_token_ids": (),
@@ -138,19 +141,19 @@ async def parse_pieces_of_body(
     async for piece in pieces:
         arrived += piece
         if len(arrived) > _BATCH_BYTES:
-            document = document or _begin_document(arrived)
+            document = document or _begin_document(arrived, schema)
             batch, arrived = arrived, bytearray()
             await run_aside(partial(_feed, document, batch))
     if document is None and len(arrived) <= INLINE_BYTES:
         return parse_body(schema, bytes(arrived), is_strict)
-    return await run_aside(partial(_finish, document or _begin_document(arrived), arrived, schema, is_strict))
+    return await run_aside(partial(_finish, document or _begin_document(arrived, schema), arrived, schema, is_strict))
 
 
-def _begin_document(arrived: bytearray) -> Document:
+def _begin_document(arrived: bytearray, schema: type[BaseModel]) -> Document:
     """Return the document of a body that has begun to arrive, without its byte order mark."""
     if arrived.startswith(BOM_UTF8):
         del arrived[: len(BOM_UTF8)]
-    return Document(REQUEST_LIMITS)
+    return Document(getattr(schema, "document_limits", REQUEST_LIMITS))
 
 
 def _feed(document: Document, body: bytes | bytearray) -> None:
@@ -213,33 +216,50 @@ def _notes_of(schema: str) -> Sequence[Note]:
 
 
 def warning_header(
-    ignored: Sequence[str], relaxed: Sequence[str] = (), without_effect: Sequence[str] = ()
+    ignored: Sequence[str],
+    relaxed: Sequence[str] = (),
+    without_effect: Sequence[str] = (),
+    adapted: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Return the response header that tells a client which of its fields were unknown or had no effect, and what of its
-    JSON schema was `relaxed`."""
+    """Return the response header that tells a client which of its fields were unknown or had no effect, what of its
+    JSON schema was `relaxed`, and what of its conversation and tools was `adapted`."""
     kinds = {
-        "ignored unknown fields": ignored,
-        "fields without effect here": without_effect,
-        "relaxed in the JSON schema": relaxed,
+        "ignored unknown fields": (ignored, _SHOWN_CHARS),
+        "fields without effect here": (without_effect, _SHOWN_CHARS),
+        "relaxed in the JSON schema": (relaxed, _NOTE_CHARS),
+        "adapted": (adapted, _NOTE_CHARS),
     }
-    warnings = [f"{kind}: {_list(names)}" for kind, names in kinds.items() if names]
+    warnings = [f"{kind}: {_list(*each)}" for kind, each in kinds.items() if each[0]]
     return {"x-sluice-warning": "; ".join(warnings)} if warnings else {}
 
 
-def refuse_without_effect(names: Sequence[str]) -> None:
-    """Raise INVALID for the first of the fields that have no effect here, as a strict server does."""
+def refuse_without_effect(names: Sequence[str], adapted: Sequence[str] = ()) -> None:
+    """Raise INVALID for the first of the fields that have no effect here, or of those that would be read otherwise than
+    they were sent, as a strict server does."""
     if names:
-        raise invalid(names[0], f"{quote_name(names[0])} has no effect here; this server refuses such fields")
+        raise invalid(
+            names[0].partition(" ")[0], f"{quote_name(names[0])} has no effect here; this server refuses such fields"
+        )
+    if adapted:
+        message = f"{quote_name(adapted[0], _NOTE_CHARS)}; this server refuses such fields"
+        raise invalid(adapted[0].partition(" ")[0], message)
 
 
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _WARNED_FIELDS} more" if len(names) > _WARNED_FIELDS else ""
-    return ", ".join(map(quote_name, names[:_WARNED_FIELDS])) + more
+def _list(names: Sequence[str], most_chars: int) -> str:
+    shown, room = list[str](), _LIST_CHARS
+    for name in names[:_WARNED_FIELDS]:
+        quoted = quote_name(name, most_chars)
+        if shown and len(quoted) > room:
+            break
+        shown.append(_cut(quoted, room))
+        room -= len(quoted)
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return ", ".join(shown) + more
 
 
-def quote_name(name: str) -> str:
+def quote_name(name: str, most_chars: int = _SHOWN_CHARS) -> str:
     """Return a name that the client made up, cut and in ASCII without control characters, as a header needs it."""
-    return _cut(name).encode("unicode_escape").decode("ascii")
+    return _cut(name, most_chars).encode("unicode_escape").decode("ascii")
 
 
 def quote_value(value: Any) -> str:
@@ -252,8 +272,8 @@ def quote_value(value: Any) -> str:
     return _cut(json.dumps(text, ensure_ascii=False))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+def _cut(text: str, most_chars: int = _SHOWN_CHARS) -> str:
+    return text if len(text) <= most_chars else f"{text[:most_chars]}..."
 
 
 def _undeclared(value: BaseModel, name_prefix: str = "", path_prefix: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -301,8 +321,7 @@ def _as_invalid(error: ErrorDetails) -> SluiceError:
     if kind == "missing":
         return _invalid(path, f"{path} is required", "missing_required_parameter")
     if kind == _MEDIA_ERROR:
-        path += error["msg"] and f".{error['msg']}"
-        return invalid(path, f"{path} is not supported: models take text, and some take images in the user's messages")
+        return _media_refusal(path + (error["msg"] and f".{error['msg']}"))
     if kind in ("too_short", "string_too_short"):
         return invalid(path, f"{path} must not be empty")
     if kind == "string_too_long":
@@ -360,12 +379,25 @@ def union_error(what: str) -> dict[str, str]:
     return {"custom_error_type": "expected", "custom_error_message": f"Input should be {what}"}
 
 
+def media_refusal(path: str, kind: str, part: Mapping[str, Any]) -> SluiceError:
+    """Return the refusal of a part of a message, an image, a sound or a file, at a path."""
+    return _media_refusal(".".join(filter(None, (path, _media_field(kind, part)))))
+
+
+def _media_refusal(path: str) -> SluiceError:
+    return invalid(path, f"{path} is not supported: models take text, and some take images in the user's messages")
+
+
+def _media_field(kind: str, part: Mapping[str, Any]) -> str:
+    """Return the field of a part that has its content; "" where there is none."""
+    return next((name for name in (kind, "source") if name in part), "")
+
+
 def refuse_media_part(value: Any) -> Any:
     """Return a part of a message's content. Raises a validator's error for an image, a sound or a file."""
     kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind in _MEDIA_PARTS:
-        field = next((name for name in (kind, "source") if name in value), "")
-        raise PydanticCustomError(_MEDIA_ERROR, "{field}", {"field": field})
+    if isinstance(kind, str) and kind in MEDIA_PARTS:
+        raise PydanticCustomError(_MEDIA_ERROR, "{field}", {"field": _media_field(kind, value)})
     return value
 
 
@@ -376,6 +408,8 @@ class RequestObject(BaseModel):
     """
 
     example: ClassVar[str] = "{}"
+    document_limits: ClassVar[DocumentLimits] = REQUEST_LIMITS
+    """The most of a long body."""
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, allow_inf_nan=False)
 
 
@@ -419,14 +453,12 @@ def retriever_parameters(
     top_k: int | None,
     mode: str | None,
     filter: dict[str, Any] | None,
-    collection_key: str = "",
 ) -> dict[str, str | int | float | bool]:
-    """Return the request parameters of a retrieving step. `filter` has been checked; an empty key is no key."""
+    """Return the request parameters of a retrieving step. `filter` has been checked."""
     parameters = {
         "collection": collection,
         "top_k": top_k,
         "mode": mode,
         "filter": orjson.dumps(filter).decode() if filter else None,
-        OWNER_KEY: collection_key or None,
     }
     return {name: value for name, value in parameters.items() if value is not None}

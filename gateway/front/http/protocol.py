@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from sluice.gateway.front.http.exchange import HOT_ENDING, ConnectionExchange, H
 from sluice.gateway.front.http.framing import HTTP2_PREFACE, FaultError, check_odd_head, framed, refusal, shown
 from sluice.gateway.front.http.request import choose_request_id
 from sluice.gateway.front.http.sse import PIECE_WRITER
+from sluice.gateway.front.http.switching import UPGRADE, Upgrade
 from sluice.gateway.front.http.writing import ConnectionTransport, PieceWriter, holding_head, is_plain
 from sluice.gateway.front.listeners import UNREAD_LOOK_S, has_unread
 
@@ -49,15 +50,17 @@ class ConnectionState(ServerState):
     """Whether each connection ends with the next answer."""
     hot: HotRoutes | None = None
     """Answers plain requests without the application."""
+    socket_paths: Collection[str] = ()
+    """Paths of the application where requests may change the protocol to WebSocket."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with bounds on the size of a request's head and on the time it takes to arrive.
 
     What is no HTTP is refused in JSON, with a request id, after the answers to the requests before it. A wish to change
-    the protocol (Upgrade) is declined: its request is answered as if it had none. The protocol also keeps the headers'
-    names as they were sent: uvicorn passes them on in lower case, and Triton's clients find forwarded headers among the
-    request's parameters as they wrote them.
+    the protocol (Upgrade) is declined, except for WebSocket on the paths that have it: its request is answered as if it
+    had none. The protocol also keeps the headers' names as they were sent: uvicorn passes them on in lower case, and
+    Triton's clients find forwarded headers among the request's parameters as they wrote them.
     """
 
     server_state: ConnectionState
@@ -82,9 +85,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _hold_timer: asyncio.TimerHandle | None = None
     _num_chunks = 0
     _head_timer: asyncio.TimerHandle
+    _upgrade: Upgrade | None = None
+    """The wish of the last request of the connection to change the protocol."""
+    _behind_upgrade = b""
+    """What has come behind it."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast(asyncio.Transport, transport)
+        self._stream = stream = cast(asyncio.Transport, transport)
         super().connection_made(stream)
         self._joined_writes = ConnectionTransport(stream, self.loop, self._linger)
         self.transport = cast(asyncio.Transport, self._joined_writes)
@@ -123,6 +130,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parse what came."""
         if self._is_refused:
             return
+        if self._upgrade is not None:
+            self._behind_upgrade += data
+            return
         self._idle_since = 0.0
         self._has_ended_in_piece = self._is_piece_shared = False
         try:
@@ -147,13 +157,52 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(rest)
                 return
-            except httptools.HttpParserUpgrade as declined:
-                rest = memoryview(rest)[declined.args[0] :]
+            except httptools.HttpParserUpgrade as wish:
+                rest = memoryview(rest)[wish.args[0] :]
+            if self._takes_upgrade():
+                self._begin_upgrade(bytes(rest))
+                return
             framing_bytes, head = self._framing_bytes, self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(head)
             self._framing_bytes = framing_bytes
+
+    def _takes_upgrade(self) -> bool:
+        """Whether the request may go on with WebSocket: its head asks for that where it is served."""
+        parser, state, path = self.parser, self.server_state, self.url.partition(b"?")[0]
+        return (
+            path.decode("latin-1") in state.socket_paths
+            and parser.get_method() == b"GET"
+            and parser.get_http_version() == "1.1"
+            and any(name == b"upgrade" and value.lower() == b"websocket" for name, value in self.headers)
+            and not self._is_busy
+            and not state.is_draining
+        )
+
+    def _begin_upgrade(self, rest: bytes) -> None:
+        """Give the request to the application, which accepts or declines. Nothing more is read before."""
+        self.flow.pause_reading()
+        self._behind_upgrade = rest
+        self._upgrade = Upgrade(self.app, self.connections, self._switch)
+        self._is_in_head = False
+        self._begin_cycle()
+        self.cycle.more_body = self.cycle.keep_alive = False
+
+    def _switch(self, protocol: asyncio.Protocol, head: bytes) -> None:
+        """Write the head of the answer that accepts, and give the connection its new protocol."""
+        self._head_timer.cancel()
+        self.connections.discard(self)
+        self.cycle.response_started = self.cycle.response_complete = True
+        protocol.connection_made(self._stream)
+        if self.cycle.disconnected:
+            protocol.connection_lost(None)
+            return
+        self._stream.write(head)
+        self._stream.set_protocol(protocol)
+        if self._behind_upgrade:
+            protocol.data_received(self._behind_upgrade)
+        self.flow.resume_reading()
 
     def _head_without_upgrade(self) -> bytes:
         line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
@@ -182,9 +231,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         parser = self.parser
-        if parser.should_upgrade() and parser.get_method() != b"CONNECT":
-            return  # the head will be parsed again, without that
         version = parser.get_http_version()
+        if parser.should_upgrade() and parser.get_method() != b"CONNECT":
+            if self._takes_upgrade():
+                self._check_head(version)
+            return  # else the head will be parsed again, without that
         self._check_head(version)
         self._is_in_head = False
         self._num_chunks = 0
@@ -230,6 +281,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.headers, self.expect_100_continue = url, headers, expects_100
         extensions: dict[str, Any] = {NAMES_AS_SENT: {"names": self._names}}
+        if self._upgrade is not None:
+            extensions[UPGRADE] = self._upgrade
         self.scope["headers"] = headers
         self.scope["extensions"] = extensions
         super().on_headers_complete()
@@ -244,6 +297,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((cycle, app))
             return
         app = holding_head(app, self._joined_writes)
+        if self._upgrade is not None:
+            app = self._upgrade.serve(app)
         if not is_plain(cycle):
             app = framed(app, cycle)
         super()._start_asgi_task(cycle, app)

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Receive
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.gateway.calls import allowed_priority, current_call
+from sluice.gateway.calls import allowed_priority, current_call, note_session
 from sluice.gateway.front.http.content_coding import ENCODING, is_packed, unpack_pieces
 from sluice.gateway.front.http.errors import (
     QUEUE_TIMEOUT_HEADER,
@@ -25,7 +25,7 @@ from sluice.gateway.front.http.errors import (
 )
 from sluice.gateway.front.long_work import LONG_BYTES, trim_later
 from sluice.gateway.options.http import RequestOptions
-from sluice.gateway.plane.models import STICKY_HEADER, find_session
+from sluice.gateway.plane.models import NO_SESSION, STICKY_HEADER, Session, find_session
 from sluice.gateway.tenancy.access.control import TENANT_HEADER, check_tenant
 from sluice.gateway.tenancy.access.ring import SERVER_KEY
 from sluice.record.spans import RemoteParent, parse_traceparent
@@ -218,6 +218,7 @@ class SchedulingFields(TypedDict):
 
     tenant: str
     session: str
+    parent_session: str
     priority: int
     timeout_s: float | None
     queue_timeout_s: float | None
@@ -233,16 +234,20 @@ class Scheduling:
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     sticky_key: str = ""
-    session: str = ""
-    """The session that a header names, also the one of the sticky key."""
+    session: Session = NO_SESSION
+    """The session that headers name, also the one of the sticky key."""
 
     def fields(
         self, priority: int | None, timeout_s: float | None = None, session: str | None = None
     ) -> SchedulingFields:
-        """Combine the headers with the body's values. A header wins: a proxy that knows the client may have set it."""
+        """Combine the headers with the body's values. A header wins: a proxy that knows the client may have set it. The
+        current call notes the session."""
+        name, parent = self.session if self.session.id else (session or "", "")
+        note_session(name, parent)
         return {
             "tenant": self.tenant,
-            "session": self.session or session or "",
+            "session": name,
+            "parent_session": parent,
             "priority": _choose_priority(_first(self.priority, priority)),
             "timeout_s": _first(self.timeout_s, timeout_s, self.defaults.timeout_s),
             "queue_timeout_s": _first(self.queue_timeout_s, self.defaults.queue_timeout_s),

@@ -6,12 +6,13 @@ import socket
 from collections.abc import Generator
 from math import isinf
 from time import monotonic
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from sluice.gateway.front.http.exchange import HotRoutes
 from sluice.gateway.front.http.protocol import BoundedHttpProtocol, ConnectionState
+from sluice.gateway.front.http.switching import find_socket_paths
 
 _KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open: longer than in the pools of common clients, so that they close first."""
@@ -25,8 +26,8 @@ _TICK_S = 1.0
 
 
 class HttpServer:
-    """One application on one listening socket, with its hot routes (`app.hot`), where it has any. The process handles
-    signals, not this server."""
+    """One application on one listening socket, with its hot routes (`app.hot`) and the paths of its WebSockets
+    (`app.socket_paths`), where it has any. The process handles signals, not this server."""
 
     def __init__(self, app: ASGIApp, listener: socket.socket) -> None:
         self._listener = listener
@@ -43,7 +44,7 @@ class HttpServer:
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
             ),
-            getattr(app, "hot", None),
+            app,
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -61,6 +62,12 @@ class HttpServer:
         """Close the listener and idle connections; busy ones go on."""
         self._server.should_exit = True
         self._server.ended.set()
+
+    def end_sockets(self) -> None:
+        """Close the connections that have changed their protocol, each when it has no open answer."""
+        for each in list(self._server.server_state.connections):
+            if not isinstance(each, BoundedHttpProtocol):
+                each.shutdown()
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no more connections, and let those that are open end after the request that they have or get next.
@@ -94,8 +101,7 @@ class HttpServer:
         began_at = asyncio.get_running_loop().time()
         while state.connections:
             for connection in list(state.connections):
-                assert isinstance(connection, BoundedHttpProtocol)
-                connection.end_when_idle(_PATIENT_IDLE_S, began_at)
+                cast(BoundedHttpProtocol, connection).end_when_idle(_PATIENT_IDLE_S, began_at)
             await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def stop(self, timeout_s: float) -> None:
@@ -107,10 +113,11 @@ class HttpServer:
 
 
 class _SignallessServer(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, hot: HotRoutes | None) -> None:
+    def __init__(self, config: uvicorn.Config, app: ASGIApp) -> None:
         super().__init__(config)
         self.server_state = ConnectionState()
-        self.server_state.hot = hot
+        self.server_state.hot = getattr(app, "hot", None)
+        self.server_state.socket_paths = find_socket_paths(app)
         self.ended = asyncio.Event()
 
     async def main_loop(self) -> None:
