@@ -7,10 +7,12 @@ from typing import Any
 from fastapi import Request, Response
 
 from sluice.errors import SluiceError, invalid
+from sluice.gateway.api.anthropic.pdfs import reads_pdfs
 from sluice.gateway.front.http.bodies import json_response
 from sluice.gateway.front.http.errors import error_response
 from sluice.gateway.plane.data_plane import Plane
 from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.types import EFFORT_ARGUMENT, ChatMessage, Conversation, TextRequest
 
 MAX_PAGE = 1000
 """Most entries of a page, as with Anthropic."""
@@ -66,7 +68,44 @@ def _place(models: Sequence[dict[str, Any]], model_id: str, param: str) -> int:
     return place
 
 
+def reasons(model: TextModel) -> bool:
+    """Whether a model thinks before it answers, in a format that is known."""
+    reader = model.chat_reader(TextRequest(request_id="", prompt=Conversation((ChatMessage("user", ""),))))
+    return reader is not None and reader.finds_reasoning
+
+
+def takes_effort(model: TextModel) -> bool:
+    """Whether an effort changes how long a model thinks: its chat template takes one, or the server ends the
+    thoughts."""
+    return EFFORT_ARGUMENT in model.template_names or reasons(model)
+
+
 def _model_info(model: TextModel) -> dict[str, Any]:
     info = {"type": "model", "id": model.name, "display_name": model.name, "created_at": timestamp(model.created)}
-    longest = {} if model.max_model_len is None else {"max_input_tokens": model.max_model_len}
-    return {**info, "lifecycle": "active", **longest}
+    lengths = dict.fromkeys(("max_input_tokens", "max_tokens"), model.max_model_len)
+    return {**info, "lifecycle": "active", **lengths, "capabilities": _capabilities(model)}
+
+
+def _capabilities(model: TextModel) -> dict[str, Any]:
+    """Return what the model can do of what Anthropic's clients ask for."""
+    thinks, has_efforts = _support(reasons(model)), _support(takes_effort(model))
+    no, yes = _support(False), _support(True)
+    return {
+        "batch": yes,
+        "citations": no,
+        "code_execution": no,
+        "context_management": no,
+        "effort": {**has_efforts, **dict.fromkeys(("low", "medium", "high", "xhigh", "max"), has_efforts)},
+        "image_input": _support(model.max_images > 0),
+        "pdf_input": _support(reads_pdfs()),
+        "server_tools": {**no, "code_execution": no, "web_search": no},
+        "structured_outputs": yes,
+        "thinking": {
+            **thinks,
+            "types": {"adaptive": thinks, "between_tools": yes, "disabled": yes, "enabled": thinks},
+        },
+    }
+
+
+def _support(supported: bool) -> dict[str, Any]:
+    return {"supported": supported}
