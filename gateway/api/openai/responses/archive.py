@@ -1,7 +1,8 @@
 """Keeps responses and conversations, and knows which of the responses are being generated."""
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
@@ -25,6 +26,8 @@ LEASE_S = 15.0
 """How long a server that generates a response in the background may be silent until others call the response failed."""
 _MAX_TRIES = 64
 """Most attempts to change a conversation that others change at the same time."""
+_TURN_BYTES = 1 << 20
+"""Bytes of items after which others have their turn of the event loop."""
 _RUNNER_ENDED = "the server that generated this response ended before it was complete"
 _FILE_LIMITS = FileLimits(num_readers=2, survives_power_cuts=False)  # each response would wait for the disk
 _IN_FILE = FileLayout("--responses-store {}", Schema(0x536C7270, (RECORDS,)), _FILE_LIMITS)
@@ -236,7 +239,8 @@ class ResponseRecord:
             return
         try:
             if response["store"]:
-                stored = StoredResponse(orjson.dumps(response), orjson.dumps(items.all), frames, items.session)
+                sent = await encode_items(items.all)
+                stored = StoredResponse(orjson.dumps(response), sent, frames, items.session)
                 await archive.save(self.owner, self.response_id, stored, self.version)
             if items.conversation_id is not None and response["status"] in ("completed", "incomplete"):
                 added = [*items.new, *response["output"]]
@@ -244,6 +248,21 @@ class ResponseRecord:
         except SluiceError as error:
             log.warning("response %s is not stored: %s", self.response_id, error.message)
             response["store"] = False
+
+
+async def encode_items(items: Sequence[JsonObject]) -> bytes:
+    """Return items as JSON. Between long ones others have their turn of the event loop."""
+    pieces, num_bytes = list[bytes](), 0
+    for item in items:
+        pieces.append(orjson.dumps(item))
+        num_bytes += len(pieces[-1])
+        if num_bytes > _TURN_BYTES:
+            num_bytes = 0
+            await asyncio.sleep(0)
+    encoded = b"[%b]" % b",".join(pieces)
+    if len(encoded) > _TURN_BYTES:
+        await asyncio.sleep(0)
+    return encoded
 
 
 def _append(conversation: StoredConversation, items: list[JsonObject]) -> None:

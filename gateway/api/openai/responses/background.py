@@ -10,7 +10,7 @@ import orjson
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.answers.streams.kept import End, KeptStream, Origin, Pieces
 from sluice.gateway.answers.streams.store import StreamStore
-from sluice.gateway.api.openai.responses.archive import FINAL, LEASE_S, Archive, StoredResponse
+from sluice.gateway.api.openai.responses.archive import FINAL, LEASE_S, Archive, StoredResponse, encode_items
 from sluice.gateway.api.openai.responses.items import JsonObject
 from sluice.gateway.api.openai.responses.reply import ResponseReply
 from sluice.gateway.calls import hold_call
@@ -100,9 +100,8 @@ class BackgroundRuns:
         record = reply.record
         run = BackgroundRun(reply, generate, await self._keep_events(reply) if is_streamed else None)
         run.append(reply.queue())
-        stored = StoredResponse(
-            orjson.dumps(record.response), orjson.dumps(record.items.all), session=record.items.session
-        )
+        items = await encode_items(record.items.all)
+        stored = StoredResponse(orjson.dumps(record.response), items, session=record.items.session)
         await self._archive.save(record.owner, record.response_id, stored)
         record.version = ABSENT + 1
         await self._archive.renew_lease(record.owner, record.response_id, record.response["status"], ABSENT)

@@ -1,8 +1,9 @@
 """Creates responses: from the fields of `POST /v1/responses` to a text request, and to the object of the answer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any
 
 import msgspec
 import orjson
@@ -10,32 +11,45 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from sluice.errors import SluiceError, invalid
-from sluice.gateway.api.openai.requests import OpenAITranslator, effort_arguments
+from sluice.gateway.api.openai.requests import OpenAITranslator, can_reason, effort_arguments
 from sluice.gateway.api.openai.responses.archive import Archive, PromptItems, ResponseRecord, error_object
 from sluice.gateway.api.openai.responses.background import BackgroundRuns
-from sluice.gateway.api.openai.responses.items import ItemIds, JsonObject, make_mark
+from sluice.gateway.api.openai.responses.compaction import (
+    CompactedReply,
+    Summarizer,
+    compact_threshold,
+    compaction_item,
+    has_more_than_messages,
+    is_longer,
+    is_trigger,
+    summary_fields,
+    summary_prompt,
+)
+from sluice.gateway.api.openai.responses.items import ItemIds, JsonObject, make_mark, repeatable
 from sluice.gateway.api.openai.responses.prompt import (
+    EarlierTurns,
+    ResponsePrompt,
     conversation_id_of,
     effort_of,
-    fit_prompt,
     gather_items,
+    make_prompt,
     need_archive,
+    prompt_form,
 )
 from sluice.gateway.api.openai.responses.reply import ResponseReply
 from sluice.gateway.api.openai.responses.schemas import CreateResponseRequest, ResponseTool, TextFormat
-from sluice.gateway.api.openai.responses.tools import declared_tools, parse_tool_choice, tools_without_effect
+from sluice.gateway.api.openai.responses.tools import parse_tool_choice, tools_without_effect
 from sluice.gateway.api.openai.schemas import JsonSchema, ResponseFormat
 from sluice.gateway.api.translators import Answer
 from sluice.gateway.front.http.parsing import refuse_foreign
 from sluice.gateway.front.http.request import owner_of
 from sluice.gateway.front.http.sse import GenerateFrames, event_frame, push_all
 from sluice.pipelines.text.model import TextModel
-from sluice.pipelines.text.types import ChatReader, Prompt, TextRequest
+from sluice.pipelines.text.types import ChatReader, TextRequest
 
-T = TypeVar("T")
 PARAM_NAMES = {"query": "input", "messages": "input", "max_tokens": "max_output_tokens"}
 """The client's names of fields that models name otherwise in their errors."""
-_LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS, _SEALED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 
 
 def error_frame(error: SluiceError) -> bytes:
@@ -49,6 +63,9 @@ class ResponseTranslator(OpenAITranslator[CreateResponseRequest]):
     protocol = "openai_responses"
     names = PARAM_NAMES
     encode_error = staticmethod(error_frame)
+    memory: Mapping[str, EarlierTurns] = MappingProxyType({})
+    """Responses that its prompt may follow and the archive need not have."""
+    response_type: type[ResponseReply] = ResponseReply
 
     def __init__(
         self, fields: CreateResponseRequest, request: Request, *, archive: Archive | None, runs: BackgroundRuns | None
@@ -67,23 +84,54 @@ class ResponseTranslator(OpenAITranslator[CreateResponseRequest]):
         self._mark = make_mark()
         self._ids = ItemIds(self._mark)
         self._items = PromptItems([], [])
-        self._prompt: Prompt = ""
+        self._prompt = ResponsePrompt("", {}, [])
+        self._request = request
+        self._echoed = self.fields
+        self._compaction: JsonObject | None = None
+        """The compaction of a prompt that was too long, which comes before the answer."""
 
     async def prepare(self, model: TextModel) -> Response | None:
-        self._items = await gather_items(self._archive, self._owner, self.fields, self._ids)
-        self._prompt = await fit_prompt(self.fields, self._items.all, model)
+        self._items = await gather_items(self._archive, self._owner, self.fields, self._ids, self.memory)
+        items = self._items.all
+        if self.is_compaction:
+            self.fields = summary_fields(self.fields, model)
+            self._prompt = await summary_prompt(self.fields, items, model)
+            return None
+        self._prompt = await self._make_prompt(items, model)
+        threshold = compact_threshold(self.fields)
+        if threshold is None or not has_more_than_messages(items):
+            return None
+        if await is_longer(self._prompt, model, threshold, prompt_form(self.fields)):
+            await self._compact(items, model)
         return None
+
+    async def _make_prompt(self, items: Sequence[JsonObject], model: TextModel) -> ResponsePrompt:
+        return await make_prompt(self.fields, items, model, self.fields.max_output_tokens or 1)
+
+    async def _compact(self, items: Sequence[JsonObject], model: TextModel) -> None:
+        """Have the model summarize the items, and go on with the summary."""
+        summarizer = Summarizer(self._request, self.protocol, self.priority, self.session)
+        summary = await summarizer.summarize(self.fields, items, model)
+        if summary:
+            self._compaction = compaction_item(self._ids, summary)
+            shorter = await self._make_prompt([*items, self._compaction], model)
+            self._prompt = shorter._replace(left_out=self._prompt.left_out)
+
+    @property
+    def is_compaction(self) -> bool:
+        """Whether the answer is a compaction of the items."""
+        return is_trigger(self._items.new)
 
     @property
     def session(self) -> str:
-        return self.fields.prompt_cache_key or self._items.session or self._mark
+        return self.fields.prompt_cache_key or self._items.session or self.fields.user or self._mark
 
     def parse(self, base: TextRequest) -> list[TextRequest]:
         fields, form = self.fields, self.fields.response_format
         wants_logprobs = fields.top_logprobs or _LOGPROBS in (fields.include or ())
         logprobs = (fields.top_logprobs or 0) if wants_logprobs else None
-        base = msgspec.structs.replace(base, tool_choice=parse_tool_choice(fields))
-        requests = self.parse_generation(base, [self._prompt], fields.max_output_tokens, logprobs)
+        base = msgspec.structs.replace(base, tool_choice=parse_tool_choice(fields, self._prompt.tools))
+        requests = self.parse_generation(base, [self._prompt.prompt], fields.max_output_tokens, logprobs)
         if "grammar" in self.param_names:
             path = "text.format" if form is None or form.json_schema is None else "text.format.schema"
             self.param_names = {**self.param_names, **({} if form is None else {"grammar": path})}
@@ -94,22 +142,34 @@ class ResponseTranslator(OpenAITranslator[CreateResponseRequest]):
         is_verbosity = fields.text is not None and fields.text.verbosity is not None
         verbosity = ["text.verbosity"] if is_verbosity and "verbosity" not in known else []
         effort = effort_arguments(effort_of(fields))
-        efforts = ["reasoning.effort"] if effort and known.isdisjoint(effort) else []
-        return [*verbosity, *efforts, *tools_without_effect(fields)]
+        is_vain = effort and known.isdisjoint(effort) and not can_reason(model, request, known)
+        efforts = ["reasoning.effort"] if is_vain else []
+        tools = tools_without_effect(fields, self._prompt.tools)
+        return [*verbosity, *efforts, *tools, *self._prompt.left_out]
 
     def reply(self, model: TextModel, readers: Sequence[ChatReader]) -> ResponseReply:
         response = response_object(
-            f"resp_{self._mark}", self.fields, model.name, self.options.service_tier, self.began_at
+            f"resp_{self._mark}", self._echoed, model.name, self.options.service_tier, self.began_at
         )
         response["store"] = response["store"] and self._archive is not None
-        return ResponseReply(
-            ResponseRecord(self._archive, self._owner, response, self._items),
+        cache = self.fields.prompt_cache_options
+        if cache is not None and cache.comparison_response_id is not None:
+            response["prompt_cache_diagnostics"] = None
+        return self.response_type(
+            self.record(response, self._items),
             self.request_id,
             self._ids,
             self.options.top_logprobs,
             readers[0] if readers else None,
-            declared_tools(self.fields),
+            self._prompt.tools,
+            seals_reasoning=_SEALED_REASONING in (self.fields.include or ()),
+            is_compaction=self.is_compaction,
+            compaction=self._compaction,
         )
+
+    def record(self, response: JsonObject, items: PromptItems) -> ResponseRecord:
+        """Return what keeps the response."""
+        return ResponseRecord(self._archive, self._owner, response, items)
 
     async def detach(self, answer: Answer) -> GenerateFrames | bytes | None:
         if not self.fields.background or self._runs is None:
@@ -117,6 +177,17 @@ class ResponseTranslator(OpenAITranslator[CreateResponseRequest]):
         assert isinstance(answer.reply, ResponseReply)
         run = await self._runs.start(answer.reply, answer.stream_texts, is_streamed=self.is_streamed)
         return orjson.dumps(run.response) if run.kept is None else partial(push_all, run.kept.follow(0))
+
+
+class CompactTranslator(ResponseTranslator):
+    """A compaction of items, which is nothing but what stands for them from then on."""
+
+    response_type = CompactedReply
+    is_compaction = True
+    is_streamed = False
+
+    async def detach(self, answer: Answer) -> None:
+        """Do nothing: a compaction is not stored, so that nobody could ask for it later."""
 
 
 def _response_format(sent: TextFormat) -> ResponseFormat:
@@ -157,9 +228,9 @@ def response_object(
         "service_tier": service_tier or "default",
         "store": fields.store is not False,
         "temperature": fields.temperature,
-        "text": _echoed("text", {"format": {"type": "text"}, **text}),
+        "text": repeatable("text", {"format": {"type": "text"}, **text}),
         "tool_choice": _as_sent(fields.tool_choice) or "auto",
-        "tools": _echoed("tools", [_tool_object(tool) for tool in fields.tools or ()]),
+        "tools": repeatable("tools", [_tool_object(tool) for tool in fields.tools or ()]),
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": fields.top_p,
         "truncation": fields.truncation or "disabled",
@@ -175,12 +246,3 @@ def _tool_object(tool: BaseModel) -> JsonObject:
 
 def _as_sent(value: BaseModel | str | None) -> Any:
     return value.model_dump(by_alias=True, exclude_unset=True) if isinstance(value, BaseModel) else value
-
-
-def _echoed(param: str, value: T) -> T:
-    """Return what the answer repeats. Raises INVALID for what it cannot: clients may send integers of any length."""
-    try:
-        orjson.dumps(value)
-    except TypeError as error:
-        raise invalid(param, f"{param} cannot be repeated in the answer: {error}") from None
-    return value

@@ -1,11 +1,15 @@
-"""The items of responses and conversations: their ids, their stored form, the messages they stand for, and pages."""
+"""The items of responses and conversations: their ids, their stored form, and pages of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import orjson
 from fastapi import Query
 
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.gateway.api.openai.responses.client_tools import CLIENT_TOOLS
 from sluice.gateway.api.openai.responses.schemas import (
     CustomToolCallItem,
     CustomToolCallOutputItem,
@@ -13,24 +17,34 @@ from sluice.gateway.api.openai.responses.schemas import (
     FunctionCallOutputItem,
     InputImagePart,
     InputItem,
-    ItemContent,
     ItemReference,
     MessageContent,
     MessageItem,
+    OtherItem,
+    OtherResultPart,
     ReasoningItem,
+    ResultContent,
 )
-from sluice.gateway.api.openai.responses.tools import custom_arguments, function_name
-from sluice.pipelines.text.types import ChatMessage, ImagePart, ToolCall
 from sluice.repetition import random_hex
 
+T = TypeVar("T")
 JsonObject = dict[str, Any]
-Parts = tuple[str | ImagePart, ...]
 Limit = Annotated[int, Query(ge=1, le=100)]
 Order = Literal["asc", "desc"]
 """Parameters of lists, in a query."""
-CALLS, CALL_OUTPUTS = ("function_call", "custom_tool_call"), ("function_call_output", "custom_tool_call_output")
-"""Types of the items of calls, and of what they returned."""
-_PREFIXES = dict(zip((*CALLS, *CALL_OUTPUTS), ("fc", "ctc", "fco", "ctco"), strict=True))
+CALLS = ("function_call", "custom_tool_call", "computer_call", *(tool.call for tool in CLIENT_TOOLS.values()))
+CALL_OUTPUTS = (
+    *("function_call_output", "custom_tool_call_output", "computer_call_output"),
+    *(tool.result for tool in CLIENT_TOOLS.values()),
+)
+"""Types of the items of calls that clients run, and of what those returned."""
+_PREFIXES = {
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "function_call_output": "fco",
+    "custom_tool_call_output": "ctco",
+}
+_SEAL = "sluice 1 "
 _MARK_CHARS = 32
 
 
@@ -57,9 +71,14 @@ def mark_of(item_id: str) -> str:
     return item_id.partition("_")[2][:_MARK_CHARS]
 
 
-def store_item(item: InputItem, ids: ItemIds) -> JsonObject:
-    """Return an item in its stored form, which is OpenAI's with every field, an id among them."""
+def store_item(item: InputItem, ids: ItemIds, path: str) -> JsonObject:
+    """Return an item in its stored form, which is OpenAI's with every field, an id among them. Raises INVALID, naming
+    its `path`, for one that cannot be stored."""
     match item:
+        case OtherItem():
+            sent_id = item.sent.get("id")
+            item_id = sent_id if isinstance(sent_id, str) and sent_id else ids.make("item")
+            return repeatable(path, {**item.sent, "id": item_id})
         case MessageItem():
             kind = "output_text" if item.role == "assistant" else "input_text"
             turn: JsonObject = {"role": item.role, "content": _stored_parts(item.content, kind)}
@@ -72,102 +91,63 @@ def store_item(item: InputItem, ids: ItemIds) -> JsonObject:
             return {"id": item.id or ids.make(_PREFIXES[item.type]), "type": item.type, "status": "completed", **call}
         case FunctionCallOutputItem() | CustomToolCallOutputItem():
             output = item.output if isinstance(item.output, str) else _stored_parts(item.output, "input_text")
-            fields = {"call_id": item.call_id, "output": output}
+            fields = repeatable(path, {"call_id": item.call_id, "output": output})
             return {"id": item.id or ids.make(_PREFIXES[item.type]), "type": item.type, "status": "completed", **fields}
         case ReasoningItem():
             summary = [{"type": "summary_text", "text": part.text} for part in item.summary or ()]
             content = [{"type": "reasoning_text", "text": part.text} for part in item.content or ()]
-            fields = {"summary": summary, "content": content}
-            return {"id": item.id or ids.make("rs"), "type": "reasoning", "status": "completed", **fields}
+            texts = {"summary": summary, "content": content}
+            sealed = {} if item.encrypted_content is None else {"encrypted_content": item.encrypted_content}
+            return {"id": item.id or ids.make("rs"), "type": "reasoning", "status": "completed", **texts, **sealed}
         case ItemReference():
             raise AssertionError("references are resolved before items are stored")
 
 
-def _stored_parts(content: ItemContent | MessageContent, kind: str) -> list[JsonObject]:
+def _stored_parts(content: ResultContent | MessageContent, kind: str) -> list[JsonObject]:
     extra: JsonObject = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
     if isinstance(content, str):
         return [{"type": kind, "text": content, **extra}]
-    return [
-        {"type": "input_image", "image_url": part.image_url, "detail": part.detail or "auto"}
-        if isinstance(part, InputImagePart)
-        else {"type": kind, "text": part.text, **extra}
-        for part in content
-    ]
-
-
-def to_messages(items: Iterable[JsonObject], num_earlier: int = 0) -> list[ChatMessage]:
-    """Return the turns that stored items stand for: what the model said in a row, thought and called is one turn. The
-    first `num_earlier` are not in this request. Raises INVALID for images in turns that are not the user's."""
-    turns: list[ChatMessage] = []
-    names: dict[str, str] = {}
-    answer = _Answer()
-    for index, item in enumerate(items, -num_earlier):
-        if item["type"] in CALLS:
-            names[item["call_id"]] = function_name(item["name"], item.get("namespace") or "")
-        path = f"input[{index}]" if index >= 0 else "previous_response_id"
-        parts = _image_parts(item, path) if item["type"] == "message" else ()
-        if answer.takes(item):
-            continue
-        turns += answer.finish()
-        answer = _Answer()
-        if not answer.takes(item):
-            turns.append(_message(item, names, parts))
-    return turns + answer.finish()
-
-
-def _message(item: JsonObject, names: Mapping[str, str], parts: Parts) -> ChatMessage:
-    if item["type"] == "message":
-        return ChatMessage(item["role"], _join(item["content"]), parts=parts)
-    call_id, output = item["call_id"], item["output"]
-    content = output if isinstance(output, str) else _join(output)
-    return ChatMessage("tool", content, tool_call_id=call_id, name=names.get(call_id, ""))
-
-
-def _image_parts(item: JsonObject, path: str) -> Parts:
-    """Return the parts of a turn with images, none of one without. Raises INVALID for a turn that is not the user's."""
-    parts = [
-        part["text"] if "text" in part else ImagePart(part["image_url"], f"{path}.content[{number}].image_url")
-        for number, part in enumerate(item["content"])
-    ]
-    image = next((part for part in parts if isinstance(part, ImagePart)), None)
-    if image is not None and item["role"] != "user":
-        raise invalid(image.path, f"{image.path} needs the role user, got {item['role']}")
-    return () if image is None else tuple(parts)
-
-
-class _Answer:
-    """Collects the items of one turn of the model: reasoning, then text, then calls."""
-
-    def __init__(self) -> None:
-        self._reasoning: list[str] = []
-        self._text: str | None = None
-        self._calls: list[ToolCall] = []
-
-    def takes(self, item: JsonObject) -> bool:
-        """Add an item that belongs to this turn; False for one that begins another turn."""
-        kind = item["type"]
-        has_begun = self._text is not None or bool(self._calls)
-        if kind in CALLS:
-            name = function_name(item["name"], item.get("namespace") or "")
-            arguments = item["arguments"] if kind == "function_call" else custom_arguments(item["input"])
-            self._calls.append(ToolCall(item["call_id"], name, arguments))
-        elif kind == "reasoning" and not has_begun:
-            self._reasoning.append(_join(item["content"] or item["summary"]))
-        elif kind == "message" and item["role"] == "assistant" and not has_begun:
-            self._text = _join(item["content"])
+    parts: list[JsonObject] = []
+    for part in content:
+        if isinstance(part, InputImagePart):
+            parts.append({"type": "input_image", "image_url": part.image_url, "detail": part.detail or "auto"})
+        elif isinstance(part, OtherResultPart):
+            parts.append(part.sent)
         else:
-            return False
-        return True
-
-    def finish(self) -> list[ChatMessage]:
-        if self._text is None and not self._calls:
-            return []  # reasoning without what followed it says nothing
-        reasoning = "\n".join(self._reasoning)
-        return [ChatMessage("assistant", self._text or "", reasoning=reasoning, tool_calls=tuple(self._calls))]
+            parts.append({"type": kind, "text": part.text, **extra})
+    return parts
 
 
-def _join(parts: Iterable[JsonObject]) -> str:
-    return "".join([part.get("text", "") for part in parts])
+def repeatable(param: str, value: T) -> T:
+    """Return what the answer or a later one repeats. Raises INVALID for what it cannot: clients may send integers of
+    any length."""
+    try:
+        orjson.dumps(value)
+    except TypeError as error:
+        raise invalid(param, f"{param} cannot be repeated in the answer: {error}") from None
+    return value
+
+
+def seal_text(kind: str, text: str) -> str:
+    """Return a text as the `encrypted_content` of an item of this `kind`. It is encoded, and no secret: what a client
+    keeps for the next request is the client's own."""
+    return b64encode(f"{_SEAL}{kind}\n{text}".encode()).decode()
+
+
+def is_sealed(kind: str, sealed: object) -> bool:
+    """Whether an `encrypted_content` begins as those that `seal_text` makes. It may be long, and is not decoded."""
+    head = seal_text(kind, "")
+    return isinstance(sealed, str) and sealed.startswith(head[: len(head) // 8 * 8])
+
+
+def unseal_text(kind: str, sealed: object) -> str | None:
+    """Return the text of an `encrypted_content` that `seal_text` made; None for one of another maker."""
+    if not is_sealed(kind, sealed):
+        return None
+    with suppress(ValueError):
+        text, head = b64decode(str(sealed), validate=True).decode(), f"{_SEAL}{kind}\n"
+        return text.removeprefix(head) if text.startswith(head) else None
+    return None
 
 
 class PageQuery(NamedTuple):

@@ -1,197 +1,45 @@
 """One response as it is generated: OpenAI's events in their order, and the object that they add up to."""
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar
 
 import orjson
 
 from sluice.engine.types import FinishReason
-from sluice.errors import SluiceError
+from sluice.errors import ErrorCode, SluiceError
+from sluice.gateway.api.fields import cache_miss_fields
 from sluice.gateway.api.openai.reply import chat_logprobs, citations_field, sources_field
 from sluice.gateway.api.openai.responses.archive import ResponseRecord, error_object
+from sluice.gateway.api.openai.responses.client_tools import CLIENT_TOOLS
+from sluice.gateway.api.openai.responses.history import read_summary
 from sluice.gateway.api.openai.responses.items import ItemIds, JsonObject
-from sluice.gateway.api.openai.responses.tools import CustomInput, DeclaredTool
+from sluice.gateway.api.openai.responses.output import (
+    COMPACTION_KINDS,
+    KINDS,
+    SEALED_KINDS,
+    CallOutput,
+    ClientCallOutput,
+    CustomCallOutput,
+    Event,
+    OutputItem,
+)
+from sluice.gateway.api.openai.responses.tools import DeclaredTool, DeclaredTools
 from sluice.gateway.api.translators import Reply
 from sluice.gateway.front.http.errors import as_sluice_error
-from sluice.gateway.front.http.sse import encode_text, event_frame
+from sluice.gateway.front.http.sse import event_frame
 from sluice.pipelines.text.types import (
     AnswerText,
+    CacheMissReason,
     CallArguments,
     CallStart,
     ChatReader,
     Part,
-    ReasoningText,
+    TextDetail,
     TextEvent,
     TextLogprob,
 )
-
-Event = tuple[str, JsonObject]
-"""An event's type and its fields."""
-
-
-class OutputItem(ABC):
-    """One item: the events of its beginning and its end, and its text so far. `index` is its place in the output."""
-
-    prefix: ClassVar[str]
-    text_event: ClassVar[str]
-    """The type of the events that carry its text, without `.delta`."""
-
-    def __init__(self, item_id: str, index: int) -> None:
-        self._id = item_id
-        self._index = index
-        self._texts: list[str] = []
-        self._logprobs: list[JsonObject] = []
-        kind = f"{self.text_event}.delta"
-        fields = orjson.dumps({"type": kind, **self._place})
-        self._delta_head = b"event: " + kind.encode() + b"\ndata: " + fields[:-1] + b',"delta":'
-
-    @property
-    def _place(self) -> JsonObject:
-        return {"item_id": self._id, "output_index": self._index}
-
-    @abstractmethod
-    def body(self, status: str) -> JsonObject:
-        """Return the item in OpenAI's form."""
-
-    @abstractmethod
-    def ended(self) -> Iterator[Event]:
-        """Yield the events before `output_item.done`."""
-
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    def begun(self) -> Iterator[Event]:
-        """Yield the events before the first text."""
-        yield "response.output_item.added", {"output_index": self._index, "item": self.body("in_progress")}
-
-    def read(self, text: str) -> str:
-        """Return what a piece of the model's text adds to the item's."""
-        return text
-
-    def delta(self, text: str, logprobs: Sequence[JsonObject], number: int) -> bytes:
-        """Add text, and return the frame of its event. All of it but the text and the number is made in advance."""
-        self._texts.append(text)
-        self._logprobs += logprobs
-        return b'%b%b%b,"sequence_number":%d}\n\n' % (self._delta_head, encode_text(text), self._tail(logprobs), number)
-
-    def _tail(self, logprobs: Sequence[JsonObject]) -> bytes:
-        return b""
-
-
-class _PartedItem(OutputItem):
-    """An item whose text is the one part of its content."""
-
-    @abstractmethod
-    def _part(self) -> JsonObject: ...
-
-    @property
-    def _place(self) -> JsonObject:
-        return {**super()._place, "content_index": 0}
-
-    def _content(self, status: str) -> list[JsonObject]:
-        return [self._part()] if self._texts or status != "in_progress" else []
-
-    def begun(self) -> Iterator[Event]:
-        yield from super().begun()
-        yield "response.content_part.added", {**self._place, "part": self._part()}
-
-    def ended(self) -> Iterator[Event]:
-        part = self._part()
-        yield f"{self.text_event}.done", {**self._place, **{name: part[name] for name in part.keys() & _DONE_FIELDS}}
-        yield "response.content_part.done", {**self._place, "part": part}
-
-
-_DONE_FIELDS = {"text", "logprobs"}
-
-
-class MessageOutput(_PartedItem):
-    """The answer's text."""
-
-    prefix = "msg"
-    text_event = "response.output_text"
-
-    def _part(self) -> JsonObject:
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self._logprobs}
-
-    def body(self, status: str) -> JsonObject:
-        fields = {"role": "assistant", "content": self._content(status)}
-        return {"id": self._id, "type": "message", "status": status, **fields}
-
-    def _tail(self, logprobs: Sequence[JsonObject]) -> bytes:
-        return b',"logprobs":' + orjson.dumps(logprobs) if logprobs else b',"logprobs":[]'
-
-
-class ReasoningOutput(_PartedItem):
-    """The reasoning before the answer."""
-
-    prefix = "rs"
-    text_event = "response.reasoning_text"
-
-    def _part(self) -> JsonObject:
-        return {"type": "reasoning_text", "text": self.text}
-
-    def body(self, status: str) -> JsonObject:
-        fields = {"summary": [], "content": self._content(status)}
-        return {"id": self._id, "type": "reasoning", "status": status, **fields}
-
-
-class CallOutput(OutputItem):
-    """A call of a function, whose text is its arguments."""
-
-    prefix = "fc"
-    kind = "function_call"
-    text_event = "response.function_call_arguments"
-    field = "arguments"
-
-    def __init__(self, item_id: str, index: int, call_id: str, name: str, namespace: str) -> None:
-        super().__init__(item_id, index)
-        self._call = {"call_id": call_id, "name": name, **({"namespace": namespace} if namespace else {})}
-
-    def body(self, status: str) -> JsonObject:
-        return {"id": self._id, "type": self.kind, "status": status, **self._call, self.field: self.text}
-
-    def ended(self) -> Iterator[Event]:
-        yield f"{self.text_event}.done", {**self._place, **self._done_fields}
-
-    @property
-    def _done_fields(self) -> JsonObject:
-        return {"name": self._call["name"], self.field: self.text}
-
-
-class CustomCallOutput(CallOutput):
-    """A call of a custom tool, whose text is its input."""
-
-    prefix = "ctc"
-    kind = "custom_tool_call"
-    text_event = "response.custom_tool_call_input"
-    field = "input"
-
-    def __init__(self, *details: Any) -> None:
-        super().__init__(*details)
-        self._input = CustomInput()
-
-    def read(self, text: str) -> str:
-        return self._input.feed(text)
-
-    @property
-    def text(self) -> str:
-        return super().text or self._input.finish()
-
-    @property
-    def _done_fields(self) -> JsonObject:
-        return {self.field: self.text}
-
-
-_KINDS: dict[type[Part], type[OutputItem]] = {
-    AnswerText: MessageOutput,
-    ReasoningText: ReasoningOutput,
-    CallArguments: CallOutput,
-}
 
 
 class ResponseReply(Reply):
@@ -207,9 +55,14 @@ class ResponseReply(Reply):
         ids: ItemIds,
         top_logprobs: int | None = None,
         reader: ChatReader | None = None,
-        tools: Mapping[str, DeclaredTool] = MappingProxyType({}),
+        tools: DeclaredTools = MappingProxyType({}),
+        *,
+        seals_reasoning: bool = False,
+        is_compaction: bool = False,
+        compaction: JsonObject | None = None,
     ) -> None:
-        """`reader` None: the answer is text alone. `tools` are those that its calls may be of, by their functions."""
+        """`reader` None: the answer is text alone. `tools` are those that its calls may be of, by their functions. The
+        answer `is_compaction` of its prompt, or a `compaction` comes before it."""
         self.record = record
         self.response = record.response
         self.request_id = request_id
@@ -217,6 +70,13 @@ class ResponseReply(Reply):
         self._top_logprobs = top_logprobs
         self._reader = reader
         self._tools = tools
+        self._is_compaction = is_compaction
+        self._kinds = {
+            **KINDS,
+            **(SEALED_KINDS if seals_reasoning else {}),
+            **(COMPACTION_KINDS if is_compaction else {}),
+        }
+        self._compaction = compaction
         self._unshown: list[TextLogprob] = []
         """Log probabilities of text that the reader keeps back. Those of reasoning and of calls are never shown."""
         self._num_frames = 0
@@ -241,7 +101,7 @@ class ResponseReply(Reply):
         if event.finish_reason is not None:
             self._end = event
             if not self.response["output"] and self._open is None:
-                frames += self._open_item(MessageOutput)
+                frames += self._open_item(self._kinds[AnswerText], self._kinds[AnswerText].prefix)
             frames += self._close_item("incomplete" if event.finish_reason is FinishReason.LENGTH else "completed")
         return frames
 
@@ -265,25 +125,35 @@ class ResponseReply(Reply):
     def _begin(self) -> bytes:
         self.response["status"] = "in_progress"
         created = b"" if self._num_frames else self._state("created")
-        return created + self._state("in_progress")
+        return created + self._state("in_progress") + self._show_compaction()
+
+    def _show_compaction(self) -> bytes:
+        if (item := self._compaction) is None:
+            return b""
+        place = {"output_index": len(self.response["output"])}
+        self.response["output"].append(item)
+        added, done = [(f"response.output_item.{event}", {**place, "item": item}) for event in ("added", "done")]
+        return self._frames([added, ("response.compaction.compacting", {**place, "item_id": item["id"]}), done])
 
     def _add(self, part: Part) -> bytes:
         if isinstance(part, CallStart):
-            tool = self._tools.get(part.name) or DeclaredTool({}, "", part.name)
-            kind_of_call = CustomCallOutput if tool.is_custom else CallOutput
-            return self._open_item(kind_of_call, part.id, tool.name, tool.namespace)
-        kind = _KINDS[type(part)]
-        frames = b"" if isinstance(self._open, kind) else self._open_item(kind)
+            return self._open_call(part)
+        kind = self._kinds[type(part)]
+        is_open = self._open is not None and (isinstance(part, CallArguments) or isinstance(self._open, kind))
+        frames = b"" if is_open else self._open_item(kind, kind.prefix)
         assert self._open is not None
         shown, self._unshown = self._unshown, []
         logprobs = []
-        if shown and self._top_logprobs is not None and kind is MessageOutput:
+        if shown and self._top_logprobs is not None and isinstance(part, AnswerText):
             logprobs = chat_logprobs(shown, self._top_logprobs)["content"]
         text = self._open.read(part.text)
         return frames + self._open.delta(text, logprobs, self._take_number()) if text else frames
 
     def finish(self) -> None:
-        """Complete the response, unless it has failed or was cancelled."""
+        """Complete the response, unless it has failed or was cancelled. A compaction without a summary fails: what it
+        stands for would be lost."""
+        if self._is_compaction and not any(map(read_summary, self.response["output"])):
+            self.fail(SluiceError(ErrorCode.UNAVAILABLE, "the model wrote no summary; try again"))
         if self.response["status"] != "in_progress":
             return
         assert self._end is not None
@@ -294,6 +164,8 @@ class ResponseReply(Reply):
             self.response["completed_at"] = int(time.time())
         self.response["status"] = "incomplete" if is_cut else "completed"
         self.response["usage"] = _usage(self._end, self._reader)
+        if "prompt_cache_diagnostics" in self.response:
+            self.response["prompt_cache_diagnostics"] = _diagnose_cache(self._end.detail)
         self.response |= {**sources_field(self._end.detail), **citations_field(self._end)}
 
     def fail(self, error: SluiceError) -> bytes:
@@ -316,10 +188,19 @@ class ResponseReply(Reply):
 
     # --- items ---
 
-    def _open_item(self, kind: type[OutputItem], *details: str) -> bytes:
+    def _open_call(self, call: CallStart) -> bytes:
+        tool = self._tools.get(call.name) or DeclaredTool({}, "", call.name)
+        if tool.kind in CLIENT_TOOLS:
+            return self._open_item(
+                partial(ClientCallOutput, call_id=call.id, name=tool.kind), CLIENT_TOOLS[tool.kind].prefix
+            )
+        kind = CustomCallOutput if tool.kind == "custom" else CallOutput
+        return self._open_item(partial(kind, call_id=call.id, name=tool.name, namespace=tool.namespace), kind.prefix)
+
+    def _open_item(self, make: Callable[[str, int], OutputItem], prefix: str) -> bytes:
         """Begin an item, after the end of the one before it."""
         frames = self._close_item("completed")
-        self._open = kind(self._ids.make(kind.prefix), len(self.response["output"]), *details)
+        self._open = make(self._ids.make(prefix), len(self.response["output"]))
         return frames + self._frames(self._open.begun())
 
     def _close_item(self, status: str) -> bytes:
@@ -347,13 +228,41 @@ class ResponseReply(Reply):
         return self._num_frames - 1
 
 
+_MISS_REASONS = {
+    CacheMissReason.MODEL_CHANGED: "model_changed",
+    CacheMissReason.ADAPTER_CHANGED: "model_changed",
+    CacheMissReason.TOOLS_CHANGED: "tools_changed",
+    CacheMissReason.SYSTEM_CHANGED: "input_changed",
+    CacheMissReason.MESSAGES_CHANGED: "input_changed",
+    CacheMissReason.PROMPT_CHANGED: "input_changed",
+}
+"""The reasons that OpenAI has a word for."""
+
+
+def _diagnose_cache(detail: TextDetail | None) -> JsonObject:
+    """Return OpenAI's diagnostics of the prompt cache, which are those of the session's last prompt."""
+    miss = None if detail is None else detail.cache_miss
+    if miss is None:
+        return {"type": "cache_hit"}
+    if miss.reason is CacheMissReason.FIRST_REQUEST:
+        return {"type": "comparison_response_not_found"}
+    if miss.reason not in _MISS_REASONS:
+        return {"type": "unavailable"}
+    fields = {"cache_missed_tokens": miss.missed_tokens, "comparison_reusable_tokens": miss.token}
+    return {"type": "cache_miss", "reason": _MISS_REASONS[miss.reason], **fields}
+
+
 def _usage(end: TextEvent, reader: ChatReader | None) -> JsonObject | None:
     """Return OpenAI's token counts; None where a pipeline's model does not count."""
     if not end.prompt_tokens and not end.completion_tokens:
         return None
     return {
         "input_tokens": end.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": end.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": end.cached_tokens,
+            "cache_write_tokens": 0,
+            **cache_miss_fields(None if end.detail is None else end.detail.cache_miss),
+        },
         "output_tokens": end.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0 if reader is None else reader.num_reasoning_tokens},
         "total_tokens": end.prompt_tokens + end.completion_tokens,

@@ -9,18 +9,23 @@ from fastapi import APIRouter, Query, Request, Response
 
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.answers.streams.store import StreamStore
+from sluice.gateway.api.openai.rendering import rendering
 from sluice.gateway.api.openai.responses.archive import Archive, FoundResponse, StoredConversation, open_archive
 from sluice.gateway.api.openai.responses.background import BackgroundRun, BackgroundRuns
-from sluice.gateway.api.openai.responses.create import PARAM_NAMES, ResponseTranslator, error_frame
+from sluice.gateway.api.openai.responses.create import PARAM_NAMES, CompactTranslator, ResponseTranslator, error_frame
 from sluice.gateway.api.openai.responses.items import ItemIds, JsonObject, Limit, Order, PageQuery, list_page, make_mark
 from sluice.gateway.api.openai.responses.prompt import conversation_of, gather_items, need_archive, store_items
 from sluice.gateway.api.openai.responses.schemas import (
     AddItemsRequest,
+    CompactRequest,
     CountInputRequest,
     CreateConversationRequest,
     CreateResponseRequest,
     UpdateConversationRequest,
 )
+from sluice.gateway.api.openai.responses.socket_session import find_turn
+from sluice.gateway.api.openai.responses.tools import declared_tools
+from sluice.gateway.api.openai.responses.websocket import SocketRoutes
 from sluice.gateway.api.translators import Answering, count_prompt
 from sluice.gateway.front.http.bodies import json_response, read_fields
 from sluice.gateway.front.http.errors import client_names
@@ -33,6 +38,8 @@ from sluice.gateway.plane.rooms import Rooms
 from sluice.gateway.tenancy.access.control import TENANT_HEADER
 from sluice.pipelines.text.stream import give
 
+PATH = "/v1/responses"
+
 
 def router(plane: Plane, config: ServeConfig, answering: Answering, streams: StreamStore, rooms: Rooms) -> APIRouter:
     """Return the routes under /v1/responses and /v1/conversations."""
@@ -42,12 +49,26 @@ def router(plane: Plane, config: ServeConfig, answering: Answering, streams: Str
     if archive is not None and runs is not None:
         rooms.join(notice=archive.problem, close=archive.close)
         rooms.join(close=runs.close)
-    api = APIRouter(prefix="/v1/responses", tags=["OpenAI"], default_response_class=Response)
+    api = APIRouter(prefix=PATH, tags=["OpenAI"], default_response_class=Response)
     translate = partial(ResponseTranslator, archive=archive, runs=runs)
     about = "Answer, whole, streamed or in the background."
-    answering.serve(api, "", "create", about, CreateResponseRequest, translate)
+    sockets = SocketRoutes(config.http, archive, answering)
+
+    async def create(request: Request) -> Response:
+        turn = find_turn(request)
+        if turn is not None:
+            return await sockets.create(request, turn)
+        return await answering.answer(request, CreateResponseRequest, translate)
+
+    api.post("", name="create", description=about, openapi_extra=describe_body(CreateResponseRequest))(create)
+    api.get("", include_in_schema=False)(sockets.connect)
+    about = "Return the prompt in tokens, as `/inference/v1/generate` takes it."
+    answering.serve(api, "/render", "render_response", about, CreateResponseRequest, rendering(translate))
     api.post("/input_tokens", openapi_extra=describe_body(CountInputRequest, (TENANT_HEADER,)))(routes.count_input)
-    api.post("/compact", include_in_schema=False)(_refuse_to_compact)  # else it is a response's id, and a 405
+    about = "Summarize items, as the input of the next response."
+    answering.serve(
+        api, "/compact", "compact", about, CompactRequest, partial(CompactTranslator, archive=archive, runs=runs)
+    )
     api.get("/{response_id}")(routes.retrieve)
     api.delete("/{response_id}")(routes.delete)
     api.post("/{response_id}/cancel")(routes.cancel)
@@ -70,12 +91,6 @@ def _conversation_router(config: ServeConfig, archive: Archive | None) -> APIRou
     api.get(f"{items}/{{item_id}}")(routes.item)
     api.delete(f"{items}/{{item_id}}")(routes.delete_item)
     return api
-
-
-def _refuse_to_compact() -> Response:
-    """Raise NOT_FOUND for OpenAI's compaction of a conversation."""
-    message = "/v1/responses/compact is not served; send the items themselves, or previous_response_id"
-    raise SluiceError(ErrorCode.NOT_FOUND, message, openai_code="unknown_url")
 
 
 class ResponseRoutes:
@@ -101,7 +116,8 @@ class ResponseRoutes:
         items = await gather_items(self._archive, owner_of(request.headers), fields, ItemIds(make_mark()))
         model = self._plane.llm(fields.model)
         with client_names(PARAM_NAMES):
-            conversation = conversation_of(fields, items.all)
+            tools = declared_tools(fields, items.all)
+            conversation, _ = conversation_of(fields, items.all, tools, has_result_images=False)
         count = {
             "object": "response.input_tokens",
             "input_tokens": await count_prompt(model, conversation, PARAM_NAMES),

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, GetJsonSchemaHandler, Tag, model_serializer, model_validator
+from pydantic_core import CoreSchema
 
 from sluice.gateway.api.fields import MAX_TOOLS, ToolSchema
 from sluice.gateway.api.openai.schemas import MAX_MODEL_CHARS, UNUSED, GenerationRequest
@@ -13,12 +14,33 @@ MAX_ITEMS = 1 << 14
 """Most items of one input: checking many more would hold up all other streams."""
 MAX_ADDED_ITEMS = 20
 """Most items that one request adds to a conversation: OpenAI's limit."""
-_MAX_ID_CHARS = 128
+_MAX_ID_CHARS = 4096
+"""Most characters of an item's id. Other makers put what they keep of the item into it."""
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _CALL_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 _ITEMS = ("message", *_CALL_ITEMS, "reasoning", "item_reference")
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class SentObject(RequestObject):
+    """An object of a type that has no schema here. `sent` is all of it."""
+
+    type: str
+    sent: dict[str, Any]
+
+    @model_validator(mode="before")
+    @classmethod
+    def keep(cls, value: Any) -> Any:
+        return {"type": value["type"], "sent": value}
+
+    @model_serializer
+    def as_sent(self) -> dict[str, Any]:
+        return self.sent
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        kind = {"title": "Type", "type": "string"}
+        return {"title": cls.__name__, "type": "object", "properties": {"type": kind}, "required": ["type"]}
 
 
 class TextItemPart(RequestObject):
@@ -38,11 +60,23 @@ class InputImagePart(RequestObject):
     detail: str | None = Field(None, description=UNUSED)
 
 
+class OtherResultPart(SentObject):
+    """A part of a result that is no text, such as a file: the model gets its type in place of it."""
+
+
 def _part_kind(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ("refusal", "input_image"):
         return f"<{kind}>"
     return "<text part>" if kind in _TEXT_PARTS else None
+
+
+def _result_part_kind(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str):
+        return None
+    is_image = kind == "input_image" and isinstance(value.get("image_url"), str)
+    return "<input_image>" if is_image else "<text part>" if kind in _TEXT_PARTS else "<other>"
 
 
 ItemPart = Annotated[
@@ -67,24 +101,39 @@ MessageContent = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[_MessagePart], Field(fail_fast=True), Tag("<list>")],
     Discriminator(text_or_list, **union_error("a string or an array of parts")),
 ]
-ItemContent = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[ItemPart], Field(fail_fast=True), Tag("<list>")],
+_ResultPart = Annotated[
+    Annotated[TextItemPart, Tag("<text part>")]
+    | Annotated[InputImagePart, Tag("<input_image>")]
+    | Annotated[OtherResultPart, Tag("<other>")],
+    Discriminator(_result_part_kind, **union_error("an object with a type, such as input_text")),
+]
+ResultContent = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[_ResultPart], Field(fail_fast=True), Tag("<list>")],
     Discriminator(text_or_list, **union_error("a string or an array of parts")),
 ]
 
 
-class MessageItem(RequestObject):
+class ItemFields(RequestObject):
+    """What items have in common."""
+
+    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
+    status: str | None = Field(None, description=UNUSED)
+    phase: str | None = Field(None, description=UNUSED)
+    caller: Any = Field(None, description=UNUSED)
+    created_by: Any = Field(None, description=UNUSED)
+    async_: Any = Field(None, alias="async", description=UNUSED)
+    internal_chat_message_metadata_passthrough: Any = Field(None, description="Codex' own; not used.")
+
+
+class MessageItem(ItemFields):
     """One turn of a conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: MessageContent
-    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
-    status: ItemStatus | None = None
-    phase: str | None = Field(None, description=UNUSED)
 
 
-class FunctionCallItem(RequestObject):
+class FunctionCallItem(ItemFields):
     """A call of a function that the model made."""
 
     type: Literal["function_call"]
@@ -92,21 +141,19 @@ class FunctionCallItem(RequestObject):
     name: str
     arguments: str
     namespace: str | None = Field(None, description="The namespace of the function.")
-    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
-    status: ItemStatus | None = None
 
 
-class FunctionCallOutputItem(RequestObject):
+class FunctionCallOutputItem(ItemFields):
     """The value that a function returned."""
 
     type: Literal["function_call_output"]
     call_id: str
-    output: ItemContent
-    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
-    status: ItemStatus | None = None
+    name: str | None = Field(None, description=UNUSED)
+    namespace: str | None = Field(None, description=UNUSED)
+    output: ResultContent
 
 
-class CustomToolCallItem(RequestObject):
+class CustomToolCallItem(ItemFields):
     """A call of a custom tool that the model made."""
 
     type: Literal["custom_tool_call"]
@@ -114,29 +161,25 @@ class CustomToolCallItem(RequestObject):
     name: str
     input: str
     namespace: str | None = Field(None, description="The namespace of the tool.")
-    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
-    status: ItemStatus | None = None
 
 
-class CustomToolCallOutputItem(RequestObject):
+class CustomToolCallOutputItem(ItemFields):
     """The value that a custom tool returned."""
 
     type: Literal["custom_tool_call_output"]
     call_id: str
-    output: ItemContent
-    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
-    status: ItemStatus | None = None
+    name: str | None = Field(None, description=UNUSED)
+    namespace: str | None = Field(None, description=UNUSED)
+    output: ResultContent
 
 
-class ReasoningItem(RequestObject):
+class ReasoningItem(ItemFields):
     """The model's reasoning before an earlier answer."""
 
     type: Literal["reasoning"]
     summary: list[ItemPart] | None = Field(None, fail_fast=True)
     content: list[ItemPart] | None = Field(None, fail_fast=True)
-    encrypted_content: str | None = Field(None, description=UNUSED)
-    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
-    status: ItemStatus | None = None
+    encrypted_content: str | None = Field(None, description="Reasoning as an answer of this server has it.")
 
 
 class ItemReference(RequestObject):
@@ -146,13 +189,19 @@ class ItemReference(RequestObject):
     id: str = Field(max_length=_MAX_ID_CHARS)
 
 
+class OtherItem(SentObject):
+    """An item of any other type. What of it a model can read is known where its prompt is made."""
+
+
 def _item_kind(value: Any) -> str | None:
     if not isinstance(value, dict):
         return None
     kind = value.get("type")
     if kind is None:
         kind = "message" if "role" in value else "item_reference"
-    return f"<{kind}>" if kind in _ITEMS else None
+    if not isinstance(kind, str):
+        return None
+    return f"<{kind}>" if kind in _ITEMS else "<other>"
 
 
 InputItem = Annotated[
@@ -162,47 +211,50 @@ InputItem = Annotated[
     | Annotated[CustomToolCallItem, Tag("<custom_tool_call>")]
     | Annotated[CustomToolCallOutputItem, Tag("<custom_tool_call_output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
-    | Annotated[ItemReference, Tag("<item_reference>")],
-    Discriminator(_item_kind, **union_error(f"an item of type {', '.join(_ITEMS[:-1])} or {_ITEMS[-1]}")),
+    | Annotated[ItemReference, Tag("<item_reference>")]
+    | Annotated[OtherItem, Tag("<other>")],
+    Discriminator(_item_kind, **union_error("an object with a type, such as message")),
 ]
 InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
 
-class ResponseTool(RequestObject):
+class ToolWithName(RequestObject):
+    """What a function and a custom tool have in common."""
+
+    name: str
+    description: str | None = None
+    defer_loading: bool | None = Field(None, description="Accepted and not used: the model is shown every tool.")
+    allowed_callers: list[Any] | None = Field(None, description=UNUSED)
+    async_: bool | None = Field(None, alias="async", description=UNUSED)
+
+
+class ResponseTool(ToolWithName):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: str
-    description: str | None = None
     parameters: ToolSchema | None = None
     strict: bool | None = None
-    defer_loading: bool | None = Field(None, description="Accepted and not used: the model is shown every function.")
+    output_schema: Any = Field(None, description=UNUSED)
 
 
 class CustomFormat(RequestObject):
-    """The form of a custom tool's input. The model is told a grammar, and not held to it."""
+    """The form of a custom tool's input. The model is held to a regular expression. It is told a grammar."""
 
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
     definition: str | None = None
 
 
-class CustomResponseTool(RequestObject):
+class CustomResponseTool(ToolWithName):
     """A tool that takes a text."""
 
     type: Literal["custom"]
-    name: str
-    description: str | None = None
     format: CustomFormat | None = None
-    defer_loading: bool | None = Field(None, description="Accepted and not used: the model is shown every tool.")
 
 
-class OtherTool(RequestObject):
-    """A tool that OpenAI's servers run, or that is built into a client. The model is not shown it."""
-
-    model_config = ConfigDict(extra="ignore")
-    type: str
+class OtherTool(SentObject):
+    """A tool that is built into a client, which the model is shown as a function, or into OpenAI's servers."""
 
 
 def _tool_tag(value: Any) -> str | None:
@@ -233,7 +285,7 @@ class NamespaceTool(RequestObject):
     tools: list[_NamedTool] = Field(max_length=MAX_TOOLS, fail_fast=True)
 
 
-_Tool = Annotated[
+SentTool = Annotated[
     Annotated[ResponseTool, Tag("<function>")]
     | Annotated[CustomResponseTool, Tag("<custom>")]
     | Annotated[NamespaceTool, Tag("<namespace>")]
@@ -242,20 +294,21 @@ _Tool = Annotated[
 ]
 
 
-class NamedResponseTool(RequestObject):
-    """A function or a custom tool by its name."""
+class ChosenTool(RequestObject):
+    """A tool by its name, or by its type where that is built in."""
 
-    type: Literal["function", "custom"] = "function"
-    name: str
+    type: str = "function"
+    name: str | None = None
+    namespace: str | None = None
+    server_label: str | None = Field(None, description=UNUSED)
 
 
-class ResponseToolChoice(RequestObject):
+class ResponseToolChoice(ChosenTool):
     """One tool that the answer must call, or several that it may."""
 
-    type: Literal["function", "custom", "allowed_tools"]
-    name: str | None = None
+    type: str
     mode: Literal["auto", "required"] = "auto"
-    tools: list[NamedResponseTool] | None = Field(None, min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[ChosenTool] | None = Field(None, min_length=1, max_length=MAX_TOOLS, fail_fast=True)
 
 
 _ToolChoice = Annotated[
@@ -287,6 +340,14 @@ class Reasoning(RequestObject):
     effort: Effort | None = Field(None, description="Arguments of the chat template.")
     summary: str | None = Field(None, description="Accepted and not used: reasoning comes whole.")
     generate_summary: str | None = Field(None, description=UNUSED)
+    context: str | None = Field(None, description=UNUSED)
+
+
+class ContextManagement(RequestObject):
+    """When a long prompt is compacted."""
+
+    type: Literal["compaction"]
+    compact_threshold: WholeNumber | None = Field(None, ge=1, description="In tokens of the prompt.")
 
 
 class ConversationReference(RequestObject):
@@ -312,7 +373,7 @@ class PromptFields(RequestObject):
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: _Conversation | None = None
-    tools: list[_Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[SentTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: _ToolChoice | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
@@ -320,6 +381,18 @@ class PromptFields(RequestObject):
         None, description="auto drops the oldest items of a prompt that is too long."
     )
     parallel_tool_calls: bool | None = None
+
+
+class PromptCacheOptions(RequestObject):
+    """How prompts are cached: always, where they begin as others did."""
+
+    mode: Literal["implicit", "explicit"] | None = Field(None, description=UNUSED)
+    ttl: str | None = Field(None, description=UNUSED)
+    comparison_response_id: str | None = Field(
+        None,
+        description="Asks for prompt_cache_diagnostics. They compare with the last response of the session, whichever "
+        "is named.",
+    )
 
 
 class CreateResponseRequest(PromptFields, GenerationRequest):
@@ -335,11 +408,22 @@ class CreateResponseRequest(PromptFields, GenerationRequest):
     include: list[str] | None = Field(
         None,
         max_length=32,
-        description="message.output_text.logprobs adds log probabilities; others change nothing here.",
+        description="message.output_text.logprobs adds log probabilities, reasoning.encrypted_content the reasoning "
+        "as the next request may send it; others change nothing here.",
     )
+    context_management: list[ContextManagement] | None = Field(
+        None,
+        max_length=8,
+        fail_fast=True,
+        description="A prompt of more tokens than compact_threshold is compacted before it is answered.",
+    )
+    client_metadata: dict[str, Any] | None = Field(None, description=UNUSED)
     background: bool | None = Field(None, description="Answer at once and generate on: needs the store.")
     store: bool | None = Field(None, description="Whether the response is kept; true where absent.")
     metadata: Metadata | None = None
+    prompt_cache_options: PromptCacheOptions | None = Field(
+        None, description="comparison_response_id asks why the prompt was computed again; nothing else has an effect."
+    )
     prompt: Any = Field(None, description="Refused: this server keeps no prompt templates.")
     max_tokens: Any = Field(None, description="Refused: send max_output_tokens.")
     response_format: Any = Field(None, description="Refused: send text.format.")
@@ -352,6 +436,12 @@ class CreateResponseRequest(PromptFields, GenerationRequest):
     return_tokens_as_token_ids: Any = Field(
         None, description="Refused, unless it is false: chat completions have them."
     )
+
+
+class CompactRequest(CreateResponseRequest):
+    """`POST /v1/responses/compact`."""
+
+    example = '{"model": "rill", "input": [{"role": "user", "content": "Hello!"}]}'
 
 
 class CountInputRequest(PromptFields):
