@@ -10,7 +10,7 @@ from sluice.gateway.api.anthropic import batches as message_batches
 from sluice.gateway.api.anthropic import messages
 from sluice.gateway.api.ollama import routes as ollama
 from sluice.gateway.api.openai import batches as openai_batches
-from sluice.gateway.api.openai import encoders, vllm
+from sluice.gateway.api.openai import derendering, encoders, vllm
 from sluice.gateway.api.openai import routes as openai
 from sluice.gateway.api.openai.responses import routes as responses
 from sluice.gateway.api.rag import routes as rag
@@ -19,6 +19,9 @@ from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.streams import ResumeOptions
 from sluice.gateway.plane.rooms import Rooms
 from sluice.gateway.server import Server
+
+SOCKET_PATHS = frozenset((responses.PATH,))
+"""Paths of the WebSockets."""
 
 
 def add_routes(router: APIRouter, *parts: APIRouter) -> None:
@@ -36,14 +39,15 @@ def protocol_routers(
 ) -> list[APIRouter]:
     """Return the routes of all protocols. `batches` None: no files and no batches."""
     plane, answering = server.plane, Answering(server.plane, config)
-    routers = [openai.router(plane, config, answering), encoders.router(plane, config)]
+    routers = [openai.router(plane, config, answering), encoders.router(plane, config, answering)]
     routers.append(vllm.router(plane, server.v2.adapters, config))
+    routers += [derendering.router(plane, config, answering)]
     routers += [responses.router(plane, config, answering, streams.store, server.rooms)]
     routers += [each.router(plane, config, answering) for each in (messages, ollama)]
     if batches is not None:
         routers += [openai_batches.router(batches, config), message_batches.router(batches, config)]
     if server.library is not None:
-        routers.append(rag.build_router(plane, server.library, config))
+        routers.append(rag.router(answering, server.library, config.http))
     routers.append(kept_streams.router(streams, config.http))
     return routers
 

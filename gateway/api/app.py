@@ -20,7 +20,7 @@ from sluice.gateway.answers.batches.service import BatchService
 from sluice.gateway.answers.streams.http import StreamMiddleware
 from sluice.gateway.answers.streams.service import StreamService
 from sluice.gateway.api import root
-from sluice.gateway.api.apis import add_routes, protocol_routers
+from sluice.gateway.api.apis import SOCKET_PATHS, add_routes, protocol_routers
 from sluice.gateway.api.v2.http.app import V2App
 from sluice.gateway.calls import CallLog
 from sluice.gateway.front.http.access import PageGuard
@@ -76,9 +76,8 @@ def create_app(
     has_notes, origins = bool(plane.routes) or plane.answers is not None, config.access.cors_origins
     wrap = partial(_wrap, origins=origins, has_notes=has_notes)
     hot = GuardedRoutes(v2.hot, guard, takes_pages=not origins).routes
-    handlers = {
-        each.path: each.endpoint for each in app.routes if isinstance(each, APIRoute) and each.path in ENDPOINTS
-    }
+    routes = [each for each in app.routes if isinstance(each, APIRoute) and "POST" in (each.methods or ())]
+    handlers = {each.path: each.endpoint for each in routes if each.path in ENDPOINTS}
     return Protocols(wrap(app), wrap(GuardMiddleware(v2, guard)), hot, RouteAnswers(guard, handlers))
 
 
@@ -106,6 +105,7 @@ class Protocols:
         self._v2 = v2
         self.hot = hot
         self.answer = answer
+        self.socket_paths = SOCKET_PATHS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self._v2 if is_v2(scope.get("path", "")) else self._app)(scope, receive, send)

@@ -2,28 +2,52 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, create_model
+import orjson
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, create_model
 
 from sluice.engine.sampling_fields import MAX_SEED, FieldKind, FieldOrigin, SamplingField
 from sluice.errors import invalid
 from sluice.gateway.front.http.parsing import RequestObject, WholeNumber, quote_value, text_or_object, union_error
+from sluice.pipelines.chat.formats import NAME_CHARS
+from sluice.pipelines.text.sessions import describe_miss
+from sluice.pipelines.text.types import CacheMiss, ToolChoice
 
-MAX_TOOLS = 128
-"""Most tools of one request: OpenAI's limit."""
-THINKING_SWITCHES = ("enable_thinking", "thinking")
-"""Arguments by which the chat templates of Qwen and DeepSeek switch the reasoning on and off."""
-MAX_TOOL_NAME_CHARS = 128
-"""Most characters of a tool's name: Anthropic's and MCP's limit. OpenAI's own is 64, and its clients send longer ones
-of MCP servers elsewhere."""
-TOOL_NAME_HELP = f"Of letters, digits, _, - and ., at most {MAX_TOOL_NAME_CHARS}."
-_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_TOOL_NAME_CHARS}}}")
-
-
+CACHE_HEADER = "x-sluice-cache"
+_HEADER_TEXT = re.compile(r"[A-Za-z0-9_.\[\]-]*", re.ASCII)
+T = TypeVar("T")
+MAX_TOOLS = 4096
+"""Most tools of one request. OpenAI's limit is 128, and gateways of MCP servers send thousands."""
+_SHOWN_NAMES = 20
+"""Most names of tools that an error lists."""
+MAX_TOOL_NAME_CHARS = 256
+"""Most characters of a tool's name. Anthropic's and MCP's limit is 128, and OpenAI's 64."""
+TOOL_NAME_HELP = (
+    f"Of letters, digits and _ - . : /, at most {MAX_TOOL_NAME_CHARS}. A tool with another name is left out with a "
+    "warning, and so are all of one name but the last."
+)
 _VALUES = frozenset(("const", "default", "enum", "examples", "example"))
 """Keywords whose values are no schemas, and may be null."""
+
+
+def cache_miss_fields(miss: CacheMiss | None) -> dict[str, Any]:
+    """Return the field `cache_miss` of a usage, where tokens of a session's prompt were computed again."""
+    if miss is None:
+        return {}
+    fields = {name: value for name in miss.__struct_fields__ if (value := getattr(miss, name)) not in ("", None)}
+    return {"cache_miss": {**fields, "message": describe_miss(miss)}}
+
+
+def cache_header(miss: CacheMiss) -> str:
+    """Return the header of a whole answer that tells why tokens of its prompt were computed again. A place in which the
+    client chose characters that a header may not have is left out."""
+    at = miss.at if _HEADER_TEXT.fullmatch(miss.at) else ""
+    place = {"at": at, "character": miss.character, "token": miss.token, "missed": miss.missed_tokens}
+    return "; ".join([miss.reason, *(f"{name}={value}" for name, value in place.items() if value not in ("", None))])
 
 
 def _without_nulls(schema: Any) -> Any:
@@ -39,7 +63,14 @@ def _without_nulls(schema: Any) -> Any:
     }
 
 
-ToolSchema = Annotated[dict[str, Any], AfterValidator(_without_nulls)]
+def _as_object(schema: Any) -> Any:
+    """Return a boolean schema as an object: of anything, or of nothing."""
+    if isinstance(schema, bool):
+        return {"type": "object"} if schema else {"type": "object", "not": {}}
+    return schema
+
+
+ToolSchema = Annotated[dict[str, Any], BeforeValidator(_as_object), AfterValidator(_without_nulls)]
 """The JSON schema of a function's arguments."""
 SentArguments = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
@@ -55,16 +86,85 @@ def json_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def check_tool_names(names: Sequence[str], path: str | Sequence[str]) -> None:
-    """Raise INVALID for the name of a tool that is none, or another tool's. `path` has {} for its index, or is the path
-    of each."""
+def written_json(text: str) -> orjson.Fragment | None:
+    """Return JSON that a model wrote as a part of an answer in JSON, with the numbers, depths and halves of surrogate
+    pairs that orjson has no values for; None for what is none, as where it was cut off."""
+    with suppress(ValueError, RecursionError):
+        json.loads(text, parse_constant=_refuse_constant)
+        return orjson.Fragment(text)
+    return None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+class OfferedTools(NamedTuple):
+    """The tools of a request that the model is offered, by their indices, and a note of each other one."""
+
+    indices: Sequence[int]
+    notes: tuple[str, ...] = ()
+
+    def of(self, tools: Sequence[T]) -> list[T]:
+        return [tools[index] for index in self.indices]
+
+
+def offered_tools(names: Sequence[str], path: str | Sequence[str]) -> OfferedTools:
+    """Return which of the tools with these names the model is offered: all but those with a name that no call can have,
+    and of those with one name the last. `path` has {} for a tool's index, or is the path of each."""
+    last = {name: index for index, name in enumerate(names)}
+    if len(last) == len(names) and all(map(_is_callable, names)):
+        return OfferedTools(range(len(names)))
+    indices, notes = [], []
     for index, name in enumerate(names):
         place = path.format(index) if isinstance(path, str) else path[index]
-        if not _NAME.fullmatch(name):
-            size = f"1 to {MAX_TOOL_NAME_CHARS}"
-            raise invalid(place, f"{place} must have {size} letters, digits, _, - and ., got {quote_value(name)}")
-        if names.index(name) < index:
-            raise invalid(place, f"{place} is {quote_value(name)} as that of another tool; names must differ")
+        if not _is_callable(name):
+            size = f"1 to {MAX_TOOL_NAME_CHARS} letters, digits and _ - . : /"
+            notes.append(f"{place} {quote_value(name)} is left out: a call needs {size}")
+        elif last[name] != index:
+            notes.append(f"{place} {quote_value(name)} is left out: a later tool has the same name")
+        else:
+            indices.append(index)
+    return OfferedTools(indices, tuple(notes))
+
+
+def _is_callable(name: str) -> bool:
+    return 0 < len(name) <= MAX_TOOL_NAME_CHARS and NAME_CHARS.fullmatch(name) is not None
+
+
+def choose_tools(
+    functions: Mapping[str, str],
+    named: Mapping[str, str] | None = None,
+    *,
+    is_required: bool,
+    is_parallel: bool = True,
+    path: str = "tool_choice",
+) -> ToolChoice:
+    """Return the choice among tools that a protocol's field `path` makes.
+
+    `functions` has the functions by the names that clients call them, and `named` the names of those chosen by the
+    paths of their fields: empty where any may be called. Raises INVALID for a name that is no tool's, and for a choice
+    among no tools.
+    """
+    chosen = named or {}
+    if is_required or chosen:
+        need_tools(functions, path)
+    for place, name in chosen.items():
+        if name not in functions:
+            known = one_of(dict.fromkeys(functions.values()))
+            raise invalid(place, f"{place} must be {known}, got {quote_value(name)}")
+    return ToolChoice(is_required, is_parallel, tuple([functions[name] for name in chosen.values()]))
+
+
+def need_tools(functions: Collection[str], path: str = "tool_choice") -> None:
+    """Raise INVALID for a choice, in the field `path`, among no functions."""
+    if not functions:
+        raise invalid(path, f"{path} must be 'none' or 'auto' without tools; send tools")
+
+
+def one_of(names: Collection[str]) -> str:
+    """Return "one of" names of tools, the first of many, for an error."""
+    return f"one of {', '.join(islice(names, _SHOWN_NAMES))}{', ...' if len(names) > _SHOWN_NAMES else ''}"
 
 
 def _switch_kind(value: Any) -> str | None:

@@ -1,6 +1,7 @@
 """The one way from a request for text to its answer. Every protocol takes it, with a translator of its own words."""
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from pydantic import BaseModel
 from sluice.engine.client.stream import Consumer
 from sluice.engine.sampling_fields import SAMPLING_FIELDS
 from sluice.errors import SluiceError, invalid
-from sluice.gateway.api.fields import CONVERSIONS
+from sluice.gateway.api.fields import CACHE_HEADER, CONVERSIONS, cache_header
 from sluice.gateway.front.http.errors import client_names
 from sluice.gateway.front.http.openapi import describe_body
 from sluice.gateway.front.http.parsing import (
@@ -30,13 +31,15 @@ from sluice.gateway.front.http.sse import EventStreamResponse, GenerateFrames
 from sluice.gateway.front.long_work import breathe, run_aside
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.plane.data_plane import Plane
-from sluice.pipelines.chat.formats import parse_tools
+from sluice.pipelines.chat.formats import parse_tools, tools_to_compile
+from sluice.pipelines.llm.chat_answers import conversation_tools
 from sluice.pipelines.text.model import UNCOUNTED_IMAGES, TextModel, refuse_images
 from sluice.pipelines.text.sampling import drop_random_seed
-from sluice.pipelines.text.stream import Called, Generate, Mapped, give, sent_prompt, share_request
+from sluice.pipelines.text.stream import Called, Generate, Mapped, give, salted_form, sent_prompt, share_request
 from sluice.pipelines.text.types import (
     OWNER_KEY,
     OWNER_KEY_HEADER,
+    CacheMiss,
     ChatReader,
     Conversation,
     EncodedPrompt,
@@ -48,15 +51,19 @@ from sluice.serving.task_model import gather_all
 
 T = TypeVar("T")
 FieldsT = TypeVar("FieldsT", bound=RequestObject)
+OnMiss = Callable[[CacheMiss], object]
+"""Hears why tokens of a session's prompt were computed again."""
 STARTS_PER_TURN = 16
 """Sequences of one request that are submitted in one turn of the event loop."""
 _SCHEMA_FIELDS = frozenset(
     {
         *("tools", "functions", "response_format", "structured_outputs", "guided_json", "structural_tag"),
-        *("text", "output_config", "format"),
+        *("text", "output_config", "output_format", "format", "sampling_params"),
     }
 )
 """Fields of all protocols that have schemas."""
+_PIECE_S = 0.002
+"""Time after which rewriting schemas pauses. Those that are known take none."""
 _MANY_VALUES = 512
 """Number of values in schemas from which rewriting them takes a few milliseconds."""
 
@@ -112,10 +119,23 @@ class Answer:
                 raise
             await give(consumer, failed)
 
-    async def whole(self) -> bytes:
-        """Return the whole answer. The first failure ends all its texts."""
-        await self._generate(lambda index: Called(self.reply.collector(index)))
+    async def whole(self, on_miss: OnMiss | None = None) -> bytes:
+        """Return the whole answer. The first failure ends all its texts. `on_miss` hears why tokens of its prompt were
+        computed again."""
+        await self._generate(lambda index: Called(self._collector(index, on_miss)))
         return await self.reply.whole()
+
+    def _collector(self, index: int, on_miss: OnMiss | None) -> Callable[[TextEvent], object]:
+        collect = self.reply.collector(index)
+        if on_miss is None:
+            return collect
+
+        def collect_miss(event: TextEvent) -> None:
+            if event.detail is not None and event.detail.cache_miss is not None:
+                on_miss(event.detail.cache_miss)
+            collect(event)
+
+        return collect_miss
 
     async def _generate(self, consumer_of: Callable[[int], Consumer[TextEvent]]) -> None:
         per_prompt = len(self.texts) // self.num_prompts
@@ -158,6 +178,11 @@ class Translator(ABC, Generic[FieldsT]):
         """The text that chooses among a model's versions where no header has one."""
         return ""
 
+    def find_model(self, plane: Plane, key: str) -> TextModel:
+        """Return the model that answers. `key` is the text that a header has to choose among its versions, "" for
+        none. Raises as `Plane.llm`."""
+        return plane.llm(self.model_name, key or self.model_key)
+
     async def prepare(self, model: TextModel) -> Response | None:
         """Do what parsing needs and has to wait for. Returns the answer where there is nothing to generate."""
         return None
@@ -179,6 +204,10 @@ class Translator(ABC, Generic[FieldsT]):
 
     def check(self, model: TextModel, readers: Sequence[ChatReader]) -> None:
         """Raise INVALID for what `model` cannot do."""
+
+    def with_place(self, miss: CacheMiss) -> CacheMiss:
+        """Return why tokens were computed again with the place that changed as the client names it."""
+        return miss
 
     def without_effect(self, model: TextModel, request: TextRequest) -> list[str]:
         """Return the paths of the fields that change nothing with this model."""
@@ -231,15 +260,18 @@ class Answering:
         fields, ignored = await read_body(request, schema, self._options)
         translator = translate(fields, request)
         scheduling = parse_scheduling(request.headers, self._defaults)
-        model = self._plane.llm(translator.model_name, scheduling.sticky_key or translator.model_key)
+        model = translator.find_model(self._plane, scheduling.sticky_key)
         with client_names(translator.param_names):
             ready = await translator.prepare(model)
         if ready is not None:
+            for name, value in warning_header(ignored).items():
+                ready.headers[name] = "; ".join([value, *ready.headers.getlist(name)])
             return ready
         queued = scheduling.fields(translator.priority, session=translator.session)
         base = TextRequest(request_id=translator.request_id, prompt="", protocol=translator.protocol, **queued)
         requests = await parse_with_schemas(fields, partial(translator.parse, base), lambda parsed: parsed[0])
         with client_names(translator.param_names):
+            requests = adapt_requests(requests, model)
             readers = [reader for each in requests if (reader := model.chat_reader(each)) is not None]
         headers = self._warnings(ignored, requests[0], readers, translator.without_effect(model, requests[0]))
         translator.check(model, readers)
@@ -256,17 +288,47 @@ class Answering:
             stream_type, frames = translator.stream_type, detached or answer.stream
             keep_alive_s = self._options.sse_keep_alive_s if stream_type.keep_alive_frame else 0.0
             return stream_type(frames, translator.encode_error, headers, keep_alive_s=keep_alive_s)
-        return _json(await run_while_connected(request.receive, answer.whole()), headers)
+        misses: list[CacheMiss] = []
+        body = await run_while_connected(request.receive, answer.whole(misses.append if base.session else None))
+        if misses:
+            headers[CACHE_HEADER] = cache_header(translator.with_place(misses[0]))
+        return _json(body, headers)
 
     def _warnings(
         self, ignored: Sequence[str], request: TextRequest, readers: Sequence[ChatReader], without_effect: Sequence[str]
     ) -> dict[str, str]:
         """Return the header that warns the client. Raises INVALID instead where the server is strict."""
         if self._options.is_strict:
-            refuse_without_effect(without_effect)
-        grammar = request.sampling.get("grammar")
-        relaxed = [] if grammar is None else relaxed_parts(grammar)
-        return warning_header(ignored, [*relaxed, *(readers[0].relaxed if readers else ())], without_effect)
+            refuse_without_effect(without_effect, _adapted(request))
+        return warn_of(request, readers, without_effect, ignored)
+
+
+def warn_of(
+    request: TextRequest,
+    readers: Sequence[ChatReader],
+    without_effect: Sequence[str],
+    ignored: Sequence[str] = (),
+) -> dict[str, str]:
+    """Return the header that warns the client of a request."""
+    grammar = request.sampling.get("grammar")
+    relaxed = [] if grammar is None else relaxed_parts(grammar)
+    relaxed += readers[0].relaxed if readers else ()
+    return warning_header(ignored, relaxed, without_effect, _adapted(request))
+
+
+def _adapted(request: TextRequest) -> Sequence[str]:
+    prompt = sent_prompt(request.prompt)
+    return prompt.notes if isinstance(prompt, Conversation) else ()
+
+
+def adapt_requests(requests: list[TextRequest], model: TextModel) -> list[TextRequest]:
+    """Return requests whose conversations are as the model takes them. Raises INVALID for one that it cannot take."""
+    prompt = requests[0].prompt
+    if not isinstance(prompt, Conversation) or (adapted := model.adapt(prompt)) is prompt:
+        return requests
+    return [
+        msgspec.structs.replace(each, prompt=adapted if each.prompt is prompt else each.prompt) for each in requests
+    ]
 
 
 async def _complete(
@@ -280,7 +342,7 @@ async def _complete(
     per_prompt = len(requests) // translator.num_prompts
     if per_prompt == 1:
         return requests
-    prompts = [await model.prepare_shared(first.prompt, first.prompt_form) for first in requests[::per_prompt]]
+    prompts = [await model.prepare_shared(first.prompt, salted_form(first)) for first in requests[::per_prompt]]
     return [msgspec.structs.replace(each, prompt=prompts[i // per_prompt]) for i, each in enumerate(requests)]
 
 
@@ -291,6 +353,7 @@ def _json(body: bytes, headers: Mapping[str, str]) -> Response:
 async def count_prompt(model: TextModel, conversation: Conversation, param_names: Mapping[str, str]) -> int:
     """Return the number of tokens of a conversation's prompt. Raises INVALID where the model cannot count them."""
     with client_names(param_names):
+        conversation = model.adapt(conversation)
         refuse_images(conversation, UNCOUNTED_IMAGES)
         prompt = await model.prepare_shared(conversation)
     if not isinstance(prompt, EncodedPrompt):
@@ -301,11 +364,20 @@ async def count_prompt(model: TextModel, conversation: Conversation, param_names
 
 async def parse_with_schemas(fields: BaseModel, parse: Callable[[], T], request_of: Callable[[T], TextRequest]) -> T:
     """Return what `parse` returns. Where the fields have long schemas it runs aside, and those are rewritten there, for
-    all that asks for the tools and the warnings of the parsed request later."""
+    all that asks for the tools and the warnings of the parsed request later. So are those that have to be compiled."""
     sent = _SCHEMA_FIELDS & fields.model_fields_set
-    if not sent or not _has_many_values([getattr(fields, name) for name in sent]):
+    if not sent:
         return parse()
-    return await run_aside(partial(_parse_in_pieces, parse, request_of))
+    if _has_many_values([getattr(fields, name) for name in sent]):
+        parsed = await run_aside(partial(_parse_in_pieces, parse, request_of))
+        tools = await run_aside(partial(tools_to_compile, conversation_tools(request_of(parsed))))
+    else:
+        parsed = parse()
+        tools = tools_to_compile(conversation_tools(request_of(parsed)))
+    for tool in tools:
+        with suppress(SluiceError):  # it is raised in the protocol's words where the tools are asked for
+            await run_aside(partial(parse_tools, [tool]))
+    return parsed
 
 
 def _parse_in_pieces(parse: Callable[[], T], request_of: Callable[[T], TextRequest]) -> T:
@@ -313,11 +385,12 @@ def _parse_in_pieces(parse: Callable[[], T], request_of: Callable[[T], TextReque
     request = request_of(parsed)
     if (grammar := request.sampling.get("grammar")) is not None:
         relaxed_parts(grammar)
-    prompt = sent_prompt(request.prompt)
-    with suppress(SluiceError):  # it is raised in the protocol's words where the tools are asked for
-        for tool in prompt.options.tools if isinstance(prompt, Conversation) else ():
+    began = time.perf_counter()
+    for tool in conversation_tools(request):
+        if time.perf_counter() - began > _PIECE_S:
             breathe()
-            parse_tools([tool])
+            began = time.perf_counter()
+        tools_to_compile([tool])
     return parsed
 
 

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import orjson
 
 from sluice.errors import SluiceError
+from sluice.gateway.api.fields import written_json
 from sluice.gateway.api.openai.reply import chat_logprobs
 from sluice.gateway.api.translators import Reply
 from sluice.gateway.front.http.errors import v2_error_body
@@ -77,12 +77,10 @@ class PieceReader:
         """Return the call that has begun, if any; none where the answer's length cut it off."""
         call, arguments = self._call, "".join(self._arguments)
         self._call, self._arguments = None, []
-        if call is None:
+        written = written_json(arguments or "{}")
+        if call is None or written is None:
             return []
-        with suppress(orjson.JSONDecodeError):
-            parsed = orjson.loads(arguments or "{}")
-            return [{"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": parsed}}]
-        return []
+        return [{"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": written}}]
 
 
 class OllamaReply(Reply):

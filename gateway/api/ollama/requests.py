@@ -10,7 +10,7 @@ from fastapi import Request, Response
 
 from sluice.engine.types import Grammar, GrammarKind
 from sluice.errors import SluiceError, invalid
-from sluice.gateway.api.fields import THINKING_SWITCHES, check_tool_names, json_text
+from sluice.gateway.api.fields import json_text, offered_tools
 from sluice.gateway.api.ollama.models import repository_name
 from sluice.gateway.api.ollama.reply import LineStreamResponse, OllamaReply, PieceReader, error_line
 from sluice.gateway.api.ollama.schemas import (
@@ -26,6 +26,8 @@ from sluice.gateway.plane.data_plane import Plane
 from sluice.pipelines.text.model import TextModel
 from sluice.pipelines.text.sampling import drop_random_seed
 from sluice.pipelines.text.types import (
+    EFFORT_ARGUMENT,
+    THINKING_SWITCHES,
     ChatMessage,
     ChatReader,
     Conversation,
@@ -190,14 +192,15 @@ def parse_chat(fields: OllamaChatRequest, model: TextModel) -> Conversation:
     if is_begun:
         _check_begun(messages[-1], f"messages[{len(messages) - 1}]")
     tools = fields.tools or []
-    check_tool_names([tool.function.name for tool in tools], "tools[{}].function.name")
+    offered = offered_tools([tool.function.name for tool in tools], "tools[{}].function.name")
     options = TemplateOptions(
-        tools=tuple(tool.model_dump(exclude_none=True) for tool in tools),
+        tools=tuple(tool.model_dump(exclude_none=True) for tool in offered.of(tools)),
         arguments=_thinking_arguments(fields, model),
         adds_generation_prompt=not is_begun,
         continues_final_message=is_begun,
     )
-    return Conversation(tuple(_parse_turns(messages)), options)
+    notes = list(offered.notes)
+    return Conversation(tuple(_parse_turns(messages, notes)), options, tuple(notes))
 
 
 def _check_begun(answer: OllamaMessage, place: str) -> None:
@@ -206,9 +209,9 @@ def _check_begun(answer: OllamaMessage, place: str) -> None:
         raise invalid(f"{place}.tool_calls", f"{place}.tool_calls must be followed by their results")
 
 
-def _parse_turns(messages: Sequence[OllamaMessage]) -> Iterator[ChatMessage]:
-    """Yield the turns. Results of tools belong to the calls before them, in their order where they do not say to which:
-    Ollama's calls need no ids."""
+def _parse_turns(messages: Sequence[OllamaMessage], notes: list[str]) -> Iterator[ChatMessage]:
+    """Yield the turns, and note what is read otherwise than it was sent. Results of tools belong to the calls before
+    them, in their order where they do not say to which: Ollama's calls need no ids."""
     unanswered: list[ToolCall] = []
     for index, message in enumerate(messages):
         path, content = f"messages[{index}]", message.content or ""
@@ -219,12 +222,16 @@ def _parse_turns(messages: Sequence[OllamaMessage]) -> Iterator[ChatMessage]:
         if message.role == "tool":
             call = _find_call(message, unanswered)
             if call is None:
-                raise invalid(path, f"{path} must follow a call of an assistant's turn, whose result it is")
+                notes.append(f"{path} follows no call of which it may be the result")
+                yield ChatMessage(
+                    "tool", content, tool_call_id=message.tool_call_id or "", name=message.tool_name or ""
+                )
+                continue
             unanswered.remove(call)
             yield ChatMessage("tool", content, tool_call_id=call.id, name=call.name)
             continue
-        if message.content is None and not message.tool_calls:
-            raise invalid(f"{path}.content", f"{path}.content is required")
+        if message.content is None and message.role != "assistant":
+            notes.append(f"{path}.content null is read as no text")
         calls = tuple(
             ToolCall(call.id or f"call_{index}_{number}", call.function.name, json_text(call.function.arguments))
             for number, call in enumerate(message.tool_calls or ())
@@ -255,7 +262,7 @@ def _thinking_arguments(fields: AnswerRequest, model: TextModel) -> dict[str, An
     plain = TextRequest(request_id="", prompt=Conversation((ChatMessage("user", ""),)))
     if fields.think and model.chat_reader(plain) is None:
         raise invalid("think", f"think must be false, got {json.dumps(fields.think)}: {fields.model!r} does not think")
-    effort = {"reasoning_effort": fields.think} if isinstance(fields.think, str) else {}
+    effort = {EFFORT_ARGUMENT: fields.think} if isinstance(fields.think, str) else {}
     return dict.fromkeys(THINKING_SWITCHES, bool(fields.think)) | effort
 
 

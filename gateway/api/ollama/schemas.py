@@ -11,6 +11,7 @@ from sluice.gateway.api.openai.schemas import MAX_MODEL_CHARS, SomeTokenIds
 from sluice.gateway.api.openai.turns import FunctionTool
 from sluice.gateway.front.http.parsing import (
     MAX_LIST,
+    MAX_MESSAGES,
     RequestObject,
     StopStrings,
     text_or_list,
@@ -126,7 +127,9 @@ class OllamaChatRequest(AnswerRequest):
     """`POST /api/chat`."""
 
     example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "options": {"num_predict": 50}}'
-    messages: list[OllamaMessage] | None = Field(None, fail_fast=True, description="None: whether the model is loaded.")
+    messages: list[OllamaMessage] | None = Field(
+        None, max_length=MAX_MESSAGES, fail_fast=True, description="None: whether the model is loaded."
+    )
     tools: list[OllamaTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
 
 

@@ -101,7 +101,7 @@ class BatchRoutes:
     ) -> Response:
         """List batches, the newest first."""
         owner = owner_of(request.headers)
-        return files.list_response(await self._batches.store.batches(owner, Page(limit, after)), limit)
+        return await files.list_response(await self._batches.store.batches(owner, Page(limit, after)), limit)
 
     async def retrieve(self, request: Request, batch_id: str) -> Response:
         """Describe a batch: its state, its counts, and when it will be done."""

@@ -20,17 +20,21 @@ from sluice.gateway.api.openai.reply import (
 )
 from sluice.gateway.api.openai.requests import (
     OpenAITranslator,
+    can_reason,
     check_trust,
     effort_arguments,
     parse_template_options,
 )
 from sluice.gateway.api.openai.schemas import ChatCompletionRequest
-from sluice.gateway.api.openai.turns import ChatTurn, parse_tools, parse_turn
+from sluice.gateway.api.openai.turns import ChatTurn, ChatTurnReader, parse_tools
 from sluice.gateway.front.http.parsing import join_text
 from sluice.gateway.front.http.sse import PLACEHOLDER, TextFrame, event_frame
 from sluice.pipelines.text.chat_template import names_in_template
 from sluice.pipelines.text.model import TextModel
 from sluice.pipelines.text.types import (
+    BUDGET_ARGUMENT,
+    EFFORT_ARGUMENT,
+    THINKING_SWITCHES,
     AnswerText,
     CallArguments,
     CallStart,
@@ -48,6 +52,8 @@ _PLAIN_ROLES, _PLAIN_FIELDS = ("system", "developer", "user", "assistant"), {"ro
 _VERBOSITY = "verbosity"
 _TOOL_FIELDS = {"tools", "tool_choice", "functions", "function_call"}
 _FUNCTION_NAMES = {"tools": "functions", "tool_choice": "function_call"}
+_LIMITING = frozenset({*THINKING_SWITCHES, EFFORT_ARGUMENT, BUDGET_ARGUMENT})
+"""Arguments that the server acts on itself where the template does not take them."""
 _LENGTH_NAME = {"max_tokens": "max_completion_tokens"}
 """The client's names of fields that models name otherwise in their errors."""
 
@@ -249,18 +255,20 @@ class ChatTranslator(OpenAITranslator[ChatCompletionRequest]):
         fields, is_older = self.fields, bool(self.fields.functions)
         if fields.best_of not in (None, 1) and not self.wants_beams:
             raise invalid("best_of", f"best_of is not supported, got {fields.best_of}; leave it out or send 1")
-        messages = tuple([parse_message(turn, index) for index, turn in enumerate(fields.messages)])
+        messages, notes = parse_messages(fields.messages)
         sent = {} if fields.verbosity is None else {_VERBOSITY: fields.verbosity}
         template = parse_template_options(fields, sent | effort_arguments(fields.reasoning_effort))
         if not _TOOL_FIELDS.isdisjoint(fields.model_fields_set):
-            tools, choice = parse_tools(fields)
-            template = msgspec.structs.replace(template, tools=tools)
-            base = msgspec.structs.replace(base, tool_choice=choice)
+            parsed = parse_tools(fields)
+            template = msgspec.structs.replace(template, tools=parsed.tools)
+            base = msgspec.structs.replace(base, tool_choice=parsed.choice)
+            notes = [*notes, *parsed.notes]
         if fields.prediction is not None:
             base = msgspec.structs.replace(base, prediction=join_text(fields.prediction.content), returns_metrics=True)
         if fields.thinking_token_budget not in (None, -1):
             base = msgspec.structs.replace(base, thinking_token_budget=fields.thinking_token_budget)
-        requests = self.parse_generation(base, [Conversation(messages, template)], self._max_tokens(), self._logprobs())
+        prompt = Conversation(messages, template, tuple(notes))
+        requests = self.parse_generation(base, [prompt], self._max_tokens(), self._logprobs())
         names = (_FUNCTION_NAMES if is_older else {}) | (
             _LENGTH_NAME if fields.max_completion_tokens is not None else {}
         )
@@ -291,21 +299,32 @@ class ChatTranslator(OpenAITranslator[ChatCompletionRequest]):
 
     def without_effect(self, model: TextModel, request: TextRequest) -> list[str]:
         names, prompt = super().without_effect(model, request), request.prompt
-        if isinstance(prompt, Conversation) and prompt.options.arguments:
-            template, effort = prompt.options.template, effort_arguments(self.fields.reasoning_effort)
-            known = model.template_names if template is None else names_in_template(template)
-            if effort and known.isdisjoint(effort):
-                names.append("reasoning_effort")
-            unknown = sorted(prompt.options.arguments.keys() - known - effort.keys())
-            names += [name if name == _VERBOSITY else f"chat_template_kwargs.{name}" for name in unknown]
-        return names
+        has_budget = request.thinking_token_budget is not None
+        if not isinstance(prompt, Conversation) or not (prompt.options.arguments or has_budget):
+            return names
+        template, effort = prompt.options.template, effort_arguments(self.fields.reasoning_effort)
+        known = model.template_names if template is None else names_in_template(template)
+        limits = can_reason(model, request, known)
+        if has_budget and not limits:
+            names.append("thinking_token_budget")
+        if effort and known.isdisjoint(effort) and not limits:
+            names.append("reasoning_effort")
+        unknown = prompt.options.arguments.keys() - known - effort.keys() - (_LIMITING if limits else frozenset())
+        return names + [name if name == _VERBOSITY else f"chat_template_kwargs.{name}" for name in sorted(unknown)]
 
     def reply(self, model: TextModel, readers: Sequence[ChatReader]) -> OpenAIReply:
         return self._make_reply(partial(PartsReply, readers=readers) if readers else ChatReply, model)
 
 
-def parse_message(turn: ChatTurn, index: int) -> ChatMessage:
-    """Return turn number `index` of a conversation. Raises INVALID for one that its role cannot have."""
-    if turn.role in _PLAIN_ROLES and isinstance(turn.content, str) and turn.model_fields_set <= _PLAIN_FIELDS:
-        return ChatMessage(turn.role, turn.content)
-    return parse_turn(turn, index)
+def parse_messages(turns: Sequence[ChatTurn]) -> tuple[tuple[ChatMessage, ...], list[str]]:
+    """Return the turns of a conversation, and notes of what is read otherwise than it was sent. Raises as
+    `ChatTurnReader.read`."""
+    if all(map(_is_plain, turns)):
+        return tuple([ChatMessage(turn.role, turn.content) for turn in turns if isinstance(turn.content, str)]), []
+    reader = ChatTurnReader(turns)
+    return reader.read(), reader.notes
+
+
+def _is_plain(turn: ChatTurn) -> bool:
+    is_text = turn.role in _PLAIN_ROLES and isinstance(turn.content, str)
+    return is_text and turn.model_fields_set <= _PLAIN_FIELDS

@@ -10,7 +10,9 @@ from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from sluice.errors import invalid
+from sluice.gateway.api.openai import decisions
 from sluice.gateway.api.openai.schemas import MAX_MODEL_CHARS, UNUSED, TokenIds, prompt_kind
+from sluice.gateway.api.translators import Answering
 from sluice.gateway.calls import admit_prompt, note_prompt
 from sluice.gateway.front.http.bodies import dump_list, read_fields
 from sluice.gateway.front.http.errors import COHERE_RERANK, TIMEOUT_HEADER
@@ -136,7 +138,7 @@ class ScoreRequest(RequestObject):
     text_2: OneOrMore
 
 
-def router(plane: Plane, config: ServeConfig) -> APIRouter:
+def router(plane: Plane, config: ServeConfig, answering: Answering) -> APIRouter:
     """Return the routes, which answer from `plane`."""
     api = APIRouter(tags=["OpenAI"], default_response_class=Response)
 
@@ -208,6 +210,7 @@ def router(plane: Plane, config: ServeConfig) -> APIRouter:
         api.post(path, openapi_extra=describe(RerankRequest))(rerank)
     for path in ("/score", "/v1/score"):
         api.post(path, openapi_extra=describe(ScoreRequest))(score)
+    api.routes.extend(decisions.router(plane, answering).routes)
     return api
 
 

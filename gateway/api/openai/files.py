@@ -14,10 +14,10 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.responses import FileResponse
 
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.gateway.answers.batches.records import OUTPUT_PURPOSE, PURPOSES, Batch, FileRecord, JsonObject, base_name
+from sluice.gateway.answers.batches.records import OUTPUT_PURPOSE, PURPOSES, Batch, FileRecord, base_name
 from sluice.gateway.answers.batches.service import BatchService
 from sluice.gateway.answers.batches.store import FileUpload, Page
-from sluice.gateway.front.http.bodies import json_response
+from sluice.gateway.front.http.bodies import dump_list, json_response
 from sluice.gateway.front.http.parsing import quote_name, warning_header
 from sluice.gateway.front.http.request import owner_of, read_pieces
 from sluice.gateway.options.config import ServeConfig
@@ -49,6 +49,8 @@ _FORM = {
     }
 }
 _FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
+_ENTRY_ELEMENTS = 32
+"""Elements of a file or a batch in a list, as `dump_list` counts them."""
 After = Annotated[str, Query(max_length=80)]
 
 
@@ -110,7 +112,7 @@ class FileRoutes:
     ) -> Response:
         """List files, the newest first."""
         page = Page(limit, after, order == "asc")
-        return list_response(await self._store.files(owner_of(request.headers), purpose, page), limit)
+        return await list_response(await self._store.files(owner_of(request.headers), purpose, page), limit)
 
     async def retrieve(self, request: Request, file_id: str) -> Response:
         """Describe a file."""
@@ -139,11 +141,13 @@ def _disposition(name: str) -> str:
     return f'attachment; filename="{plain}"{encoded}'
 
 
-def list_response(found: "list[FileRecord] | list[Batch]", limit: int) -> Response:
+async def list_response(found: "list[FileRecord] | list[Batch]", limit: int) -> Response:
     """Return a page of `limit` of what was found, which may have one more."""
-    items: list[JsonObject] = [each.json() for each in found[:limit]]
-    ids = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {"first_id": None, "last_id": None}
-    return json_response({"object": "list", "data": items, **ids, "has_more": len(found) > limit})
+    page = found[:limit]
+    ids = {"first_id": page[0].id, "last_id": page[-1].id} if page else {"first_id": None, "last_id": None}
+    head = {"object": "list", **ids, "has_more": len(found) > limit}
+    body = await dump_list(head, "data", (each.json() for each in page), len(page), len(page) * _ENTRY_ELEMENTS)
+    return Response(body, media_type="application/json")
 
 
 def _lifetime_s(fields: dict[str, str]) -> int | None:

@@ -9,6 +9,7 @@ import orjson
 from msgspec.structs import replace
 
 from sluice.errors import SluiceError
+from sluice.gateway.api.fields import cache_miss_fields
 from sluice.gateway.api.translators import Reply
 from sluice.gateway.front.http.errors import openai_error_body
 from sluice.gateway.front.http.sse import DONE, PLACEHOLDER, TextFrame, event_frame
@@ -267,9 +268,16 @@ def usage(ends: Sequence[TextEvent], num_prompts: int, num_reasoning: int = 0) -
     cached_tokens = sum(min(end.cached_tokens for end in group) for group in groups)
     return {
         **_counts(prompt_tokens, completion_tokens),
-        "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0, **_cache_miss(ends)},
         "completion_tokens_details": _completion_details(ends, num_reasoning),
     }
+
+
+def _cache_miss(ends: Sequence[TextEvent]) -> JsonObject:
+    """Return the field `cache_miss`, of the first sequence that has one."""
+    details = [end.detail for end in ends if end.detail is not None]
+    miss = next((each.cache_miss for each in details if each.cache_miss is not None), None)
+    return {} if miss is None else cache_miss_fields(miss)
 
 
 def _completion_details(ends: Sequence[TextEvent], num_reasoning: int) -> JsonObject:
@@ -330,14 +338,14 @@ def chat_logprobs(entries: Sequence[TextLogprob], num_top: int) -> dict[str, Any
 
 
 def _chat_token(token: TokenText, logprob: float | None) -> dict[str, Any]:
-    return {"token": token.text, "logprob": _finite(logprob), "bytes": list(token.spelled)}
+    return {"token": token.text, "logprob": finite(logprob), "bytes": list(token.spelled)}
 
 
 def completion_logprobs(entries: Sequence[TextLogprob], num_top: int) -> dict[str, Any]:
     """Return `choices[].logprobs` of a completion."""
     return {
         "text_offset": [entry.start for entry in entries],
-        "token_logprobs": [_finite(entry.logprob) for entry in entries],
+        "token_logprobs": [finite(entry.logprob) for entry in entries],
         "tokens": [_label(entry.token) for entry in entries],
         "top_logprobs": [_by_label(entry, num_top) for entry in entries],
     }
@@ -360,8 +368,8 @@ def _by_label(entry: TextLogprob, num_top: int) -> dict[str, float | None] | Non
         label = _label(token)
         is_taken = label in logprobs or label == chosen
         name = f"token_id:{token.token_id}" if is_taken and token.token_id != entry.token.token_id else label
-        logprobs[name] = _finite(logprob)
-    logprobs.setdefault(chosen, _finite(entry.logprob))
+        logprobs[name] = finite(logprob)
+    logprobs.setdefault(chosen, finite(entry.logprob))
     return logprobs
 
 
@@ -378,7 +386,7 @@ def _by_id(entry: TextLogprob, num_top: int) -> dict[str, Any] | None:
     shown = [(entry.token, entry.logprob), *entry.top[:num_top]]
     return {
         str(token.token_id): {
-            "logprob": _finite(logprob),
+            "logprob": finite(logprob),
             "rank": ranks.get(token.token_id),
             "decoded_token": token.text,
         }
@@ -386,5 +394,6 @@ def _by_id(entry: TextLogprob, num_top: int) -> dict[str, Any] | None:
     }
 
 
-def _finite(logprob: float | None) -> float | None:
+def finite(logprob: float | None) -> float | None:
+    """Return a log probability as JSON can have it."""
     return None if logprob is None else max(logprob, LOWEST)

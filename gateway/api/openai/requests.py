@@ -1,6 +1,6 @@
 """Translates the fields that chats, completions and responses share: sampling, beams, retrieval, templates."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
@@ -9,7 +9,6 @@ from fastapi import Request
 from sluice.engine.sampling_fields import MAX_SEED
 from sluice.engine.types import Grammar
 from sluice.errors import invalid
-from sluice.gateway.api.fields import THINKING_SWITCHES
 from sluice.gateway.api.openai.constraints import CONSTRAINT_FIELDS, parse_constraint
 from sluice.gateway.api.openai.reply import OpenAIReply, ReplyOptions, error_frame
 from sluice.gateway.api.openai.schemas import (
@@ -26,8 +25,12 @@ from sluice.gateway.front.http.request import get_begin_time
 from sluice.pipelines.llm.text_models import SEPARATOR
 from sluice.pipelines.rag.filters import parse_filter
 from sluice.pipelines.text.model import TextModel
+from sluice.pipelines.text.stream import sent_prompt
 from sluice.pipelines.text.types import (
+    EFFORT_ARGUMENT,
+    THINKING_SWITCHES,
     ChatReader,
+    Conversation,
     Prompt,
     PromptForm,
     SamplingOverrides,
@@ -39,7 +42,7 @@ from sluice.pipelines.text.types import (
 GenerationT = TypeVar("GenerationT", bound=GenerationRequest)
 _NO_BEAMS = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
 _RETRIEVAL_NAMES = {"parameters": "rag", **{name: f"rag.{name}" for name in ("collection", "filter", "mode")}}
-_TIER_PRIORITIES = {"priority": -1, "flex": 1}
+_TIER_PRIORITIES = {"priority": -1, "fast": -1, "ultrafast": -1, "flex": 1}
 """Priorities of the service tiers besides the default one's 0. Lower runs earlier."""
 
 
@@ -78,7 +81,7 @@ class OpenAITranslator(Translator[GenerationT]):
 
     @property
     def session(self) -> str | None:
-        return self.fields.prompt_cache_key
+        return self.fields.prompt_cache_key or self.fields.user
 
     def parse_generation(
         self,
@@ -191,9 +194,19 @@ def effort_arguments(effort: str | None) -> dict[str, Any]:
     """Return the variables by which chat templates take how long the model thinks, or whether it does."""
     if effort is None:
         return {}
-    return ({} if effort == "none" else {"reasoning_effort": effort}) | dict.fromkeys(
-        THINKING_SWITCHES, effort != "none"
-    )
+    sent = {} if effort == "none" else {EFFORT_ARGUMENT: effort}
+    return sent | dict.fromkeys(THINKING_SWITCHES, effort not in ("none", "minimal"))
+
+
+def can_reason(model: TextModel, request: TextRequest, known: Collection[str] = ()) -> bool:
+    """Whether an answer may have reasoning, which a budget ends and an effort limits: whether the model has a format of
+    it, and its template, with the `known` names, does not switch it off."""
+    prompt = sent_prompt(request.prompt)
+    arguments = prompt.options.arguments if isinstance(prompt, Conversation) else {}
+    if any(name in known and arguments.get(name) is False for name in THINKING_SWITCHES):
+        return False
+    reader = model.chat_reader(request)
+    return reader is not None and reader.finds_reasoning
 
 
 def parse_template_options(fields: TemplateFields, arguments: Mapping[str, Any], **more: Any) -> TemplateOptions:

@@ -15,6 +15,7 @@ from sluice.gateway.api.fields import build_sampling_schema
 from sluice.gateway.api.openai.turns import ChatTurn, ToolFields
 from sluice.gateway.front.http.parsing import (
     MAX_LIST,
+    MAX_MESSAGES,
     Content,
     RequestObject,
     StopStrings,
@@ -165,7 +166,7 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
     max_tokens: WholeNumber | None = Field(None, ge=1)
     stop: StopStrings | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = Field(None, description=UNUSED)
+    user: str | None = Field(None, description="The session, where neither a header nor `prompt_cache_key` names one.")
     safety_identifier: str | None = Field(None, description=UNUSED)
     metadata: dict[str, Any] | None = Field(None, description=UNUSED)
     store: bool | None = Field(None, description="true is accepted with a warning: no answer is stored.")
@@ -176,8 +177,8 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
         "the header x-sluice-sticky, which wins; and one of its replicas where they are one session.",
     )
     prompt_cache_retention: str | None = Field(None, description=UNUSED)
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
-        None, description="priority runs before default and flex after it. The field priority wins."
+    service_tier: Literal["auto", "default", "flex", "priority", "fast", "ultrafast", "scale"] | None = Field(
+        None, description="priority and fast run before default and flex after it. The field priority wins."
     )
     bad_words: list[str] | None = Field(
         None, max_length=MAX_LIST, fail_fast=True, description="vLLM's; words that must not come."
@@ -264,9 +265,9 @@ class ChatCompletionRequest(GenerationRequest, TemplateFields, ToolFields):
     """`POST /v1/chat/completions`."""
 
     example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}'
-    messages: list[ChatTurn] = Field(min_length=1, fail_fast=True)
+    messages: list[ChatTurn] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
-        None, description="An argument of the chat template. none switches the reasoning off, all others on."
+        None, description="An argument of the chat template, else a budget. none and minimal switch the reasoning off."
     )
     thinking_token_budget: WholeNumber | None = Field(
         None,

@@ -8,22 +8,25 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from sluice.errors import invalid
-from sluice.gateway.api.fields import MAX_TOOLS
-from sluice.gateway.api.openai.chat import parse_message
+from sluice.gateway.api.fields import MAX_TOOLS, offered_tools
+from sluice.gateway.api.openai.chat import parse_messages
 from sluice.gateway.api.openai.requests import check_trust, parse_template_options
-from sluice.gateway.api.openai.schemas import MAX_MODEL_CHARS, TemplateFields, TokenIds
+from sluice.gateway.api.openai.schemas import (
+    MAX_MODEL_CHARS,
+    TemplateFields,
+    TokenIds,
+)
+from sluice.gateway.api.openai.tokens import language_model, only_model
 from sluice.gateway.api.openai.turns import ChatTurn, FunctionTool
 from sluice.gateway.front.http.bodies import json_response, read_fields
 from sluice.gateway.front.http.openapi import describe_body
-from sluice.gateway.front.http.parsing import RequestObject
+from sluice.gateway.front.http.parsing import MAX_MESSAGES, RequestObject
 from sluice.gateway.front.http.request import run_while_connected
 from sluice.gateway.front.long_work import LONG_ELEMENTS
 from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.plane.adapters import MAX_PATH_CHARS, RuntimeAdapters
 from sluice.gateway.plane.data_plane import Plane
 from sluice.pipelines.encoding.llm_encoder import LlmEncoder
-from sluice.pipelines.llm.text import LlmText
-from sluice.pipelines.llm.text_models import AdapterText
 from sluice.pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
 from sluice.pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
 from sluice.pipelines.text.tokenizer import Tokenizer
@@ -44,7 +47,7 @@ class TokenizeRequest(TemplateFields):
         None, max_length=MAX_MODEL_CHARS, description="A language model or encoder; absent: the only language model."
     )
     prompt: str | None = Field(None, description="A text. Either this or messages.")
-    messages: list[ChatTurn] | None = Field(None, min_length=1, fail_fast=True)
+    messages: list[ChatTurn] | None = Field(None, min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
     add_special_tokens: bool | None = Field(
         None, description="Whether the tokenizer's special tokens are added: by default to a prompt, not to messages."
     )
@@ -134,11 +137,7 @@ def router(plane: Plane, adapters: RuntimeAdapters, config: ServeConfig) -> APIR
 
 def _find(plane: Plane, name: str | None) -> tuple[Tokenizer | TextTokenizer, int | None]:
     """Return the tokenizer of a model and the model's context, None for none. Raises NOT_FOUND and INVALID."""
-    if name is None:
-        names = [model.name for model in plane.llms()]
-        if len(names) != 1:
-            raise invalid("model", f"model is required: this server has {', '.join(names) or 'no language model'}")
-        [name] = names
+    name = only_model(plane) if name is None else name
     if plane.encoding.has_embeddings(name):
         encoder = plane.encoding.encoder(name)
         if isinstance(encoder, LlmEncoder):
@@ -147,10 +146,7 @@ def _find(plane: Plane, name: str | None) -> tuple[Tokenizer | TextTokenizer, in
         if found is None:
             raise invalid("model", f"the server does not have the tokenizer of model {name!r}")
         return found.tokenizer, encoder.max_model_len
-    model = plane.llm(name)
-    text = model.base if isinstance(model, AdapterText) else model
-    if not isinstance(text, LlmText):
-        raise invalid("model", f"model {name!r} has no tokenizer of its own; name a language model or an encoder")
+    text = language_model(plane.llm(name))
     return text.tokenizer, text.max_model_len
 
 
@@ -170,12 +166,14 @@ async def _encode(
     if fields.messages is not None:
         if isinstance(tokenizer, TextTokenizer):
             raise invalid(_MESSAGES, "an encoder has no chat template; send prompt")
-        messages = [parse_message(turn, index) for index, turn in enumerate(fields.messages)]
-        tools = tuple(tool.model_dump(exclude_unset=True) for tool in fields.tools or ())
+        messages, _ = parse_messages(fields.messages)
+        sent = fields.tools or []
+        offered = offered_tools([tool.function.name for tool in sent], "tools[{}].function.name").of(sent)
+        tools = tuple(tool.model_dump(exclude_unset=True) for tool in offered)
         options = parse_template_options(fields, {}, tools=tools)
         form = PromptForm(add_special_tokens=fields.add_special_tokens)
         assert max_model_len is not None  # a language model's
-        conversation = Conversation(tuple(messages), options)
+        conversation = Conversation(messages, options)
         refuse_images(conversation, UNCOUNTED_IMAGES)
         return await tokenizer.encode_prompt(conversation, form, max_model_len)
     assert fields.prompt is not None

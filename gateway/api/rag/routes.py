@@ -8,13 +8,12 @@ from sluice.gateway.api.rag.bodies import collection_key, format_collection, for
 from sluice.gateway.api.rag.documents import DocumentRoutes
 from sluice.gateway.api.rag.queries import QueryRoutes
 from sluice.gateway.api.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest
+from sluice.gateway.api.translators import Answering
 from sluice.gateway.front.http import openapi
 from sluice.gateway.front.http.bodies import json_response, read_fields
 from sluice.gateway.front.http.parsing import RequestObject
 from sluice.gateway.front.http.request import SCHEDULING_PARAMETERS
-from sluice.gateway.options.config import ServeConfig
 from sluice.gateway.options.http import HttpOptions
-from sluice.gateway.plane.data_plane import Plane
 from sluice.pipelines.rag.library import DocumentLibrary
 from sluice.pipelines.text.types import OWNER_KEY_HEADER
 
@@ -70,11 +69,11 @@ class CollectionRoutes:
         return json_response({"name": name, "object": "collection", "deleted": True})
 
 
-def build_router(plane: Plane, library: DocumentLibrary, config: ServeConfig) -> APIRouter:
+def router(answering: Answering, library: DocumentLibrary, options: HttpOptions) -> APIRouter:
     api = APIRouter(prefix="/v1/rag", tags=["RAG"], default_response_class=Response)
-    _add_collections(api, CollectionRoutes(library, config.http))  # first: their path looks like a collection's
-    _add_documents(api, DocumentRoutes(library, config.http))
-    routes = QueryRoutes(plane, library, config)
+    _add_collections(api, CollectionRoutes(library, options))  # first: their path looks like a collection's
+    _add_documents(api, DocumentRoutes(library, options))
+    routes = QueryRoutes(answering, library, options)
     api.post("/{collection}/query", openapi_extra=_describe_body(QueryRequest, *SCHEDULING_PARAMETERS))(routes.query)
     api.post("/{collection}/search", openapi_extra=_describe_body(SearchRequest))(routes.search)
     return api

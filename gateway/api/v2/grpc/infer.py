@@ -1,7 +1,7 @@
 """ModelInfer, and what it shares with ModelStreamInfer: reading requests and writing responses."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -32,7 +32,7 @@ from sluice.gateway.api.v2.infer import (
 from sluice.gateway.api.v2.server import V2Server, parse_version
 from sluice.gateway.api.v2.shared_memory import LongCopyError, write_output
 from sluice.gateway.api.v2.trace import Trace
-from sluice.gateway.calls import allowed_priority, current_call
+from sluice.gateway.calls import allowed_priority, current_call, note_session
 from sluice.gateway.front.long_work import LONG_BYTES, has_short_inputs, prepare_inputs, run_aside, trim_later
 from sluice.gateway.front.path_masking import client_message
 from sluice.gateway.plane.models import STICKY_HEADER, find_session
@@ -53,7 +53,7 @@ class InferReader:
     """Reads messages into requests to models."""
 
     def __init__(
-        self, server: V2Server, header_forward_pattern: str | None, session_headers: Sequence[str] = ()
+        self, server: V2Server, header_forward_pattern: str | None, session_headers: tuple[str, ...] = ()
     ) -> None:
         """`session_headers` are names of metadata, the first of which names a request's session."""
         self.access = server.calls.access
@@ -128,7 +128,8 @@ class InferReader:
             parsed.received = (("GRPC_WAITREAD_END", received_ns),)
         sent, call = dict(metadata), current_call.get()
         if metadata:
-            parsed.request.session = find_session(sent, self._session_headers)
+            parsed.request.session, parsed.request.parent_session = find_session(sent, self._session_headers)
+            note_session(parsed.request.session, parsed.request.parent_session)
         if call is not None:
             parsed.request.tenant = call.tenant
             parsed.request.priority = allowed_priority(parsed.request.priority or None)

@@ -1,6 +1,6 @@
 """The gRPC server: Triton's service, grpc.health.v1 and reflection on one port."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -97,7 +97,9 @@ def _channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
 class GrpcServer:
     """Serves `server` from `start` on. Lives on the event loop's thread."""
 
-    def __init__(self, server: V2Server, options: GrpcOptions, host: str, session_headers: Sequence[str] = ()) -> None:
+    def __init__(
+        self, server: V2Server, options: GrpcOptions, host: str, session_headers: tuple[str, ...] = ()
+    ) -> None:
         """`host` is the address to listen on where the options name none, `session_headers` the names of metadata that
         name a request's session."""
         self._health = HealthService(server)

@@ -14,7 +14,7 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.api.v2.http.json_document import parse
 from sluice.gateway.api.v2.infer import ForwardedHeaders
 from sluice.gateway.api.v2.server import parse_version
-from sluice.gateway.calls import allowed_priority, current_call
+from sluice.gateway.calls import allowed_priority, current_call, note_session
 from sluice.gateway.front.http.content_coding import ENCODING, PackedBody
 from sluice.gateway.front.http.errors import (
     HTTP_STATUS,
@@ -30,6 +30,7 @@ from sluice.gateway.front.long_work import LONG_BYTES, trim_later
 from sluice.gateway.front.path_masking import client_message
 from sluice.gateway.options.http import RequestOptions
 from sluice.gateway.plane.models import STICKY_HEADER as STICKY_TEXT
+from sluice.gateway.plane.models import session_header_names
 from sluice.serving.request import InferRequest
 from sluice.serving.tensors.tensor import Buffer
 
@@ -260,7 +261,7 @@ class HeaderReader:
 
     def __init__(self, defaults: RequestOptions, pattern: str | None) -> None:
         self._defaults = defaults
-        self._session_headers = frozenset(name.encode() for name in defaults.session_headers)
+        self._session_headers = frozenset(map(str.encode, session_header_names(defaults.session_headers)))
         self._forwarded = ForwardedHeaders(pattern)
 
     def schedule(self, exchange: Exchange, request: InferRequest) -> None:
@@ -276,7 +277,9 @@ class HeaderReader:
 
     def _read_own(self, exchange: Exchange, request: InferRequest, own: list[bytes]) -> None:
         scheduling = parse_scheduling({name.decode("latin-1"): exchange.header(name) for name in own}, self._defaults)
-        request.tenant, request.session = scheduling.tenant, scheduling.session
+        request.tenant = scheduling.tenant
+        request.session, request.parent_session = scheduling.session
+        note_session(*scheduling.session)
         if scheduling.priority is not None:
             request.priority = scheduling.priority
         if scheduling.timeout_s is not None:
