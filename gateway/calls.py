@@ -16,6 +16,7 @@ from sluice.gateway.tenancy.access.control import AccessControl, Credentials
 from sluice.gateway.tenancy.access.identity import Identity, RouteGroup
 from sluice.gateway.tenancy.access.rights import check_model, choose_priority, may_use
 from sluice.gateway.tenancy.access.ring import KeyRing
+from sluice.pipelines.text.sessions import MAX_NAME_CHARS
 
 OpenStreams = dict[Callable[[SluiceError], None], Identity]
 """Open streams: the function that ends each, and the identity that sent it."""
@@ -97,6 +98,9 @@ class Call:
     """The HTTP status, or the number of gRPC's; None before an answer, and where the client got none."""
     route: str = ""
     """The route that it names in place of a model; its target is the `model`, "" without one."""
+    session: str = ""
+    parent_session: str = ""
+    """The client's names of its session and of the one that started that; "" for none."""
     _num_holders: int = 1
 
     def sibling(self, request_id: str) -> "Call":
@@ -268,6 +272,13 @@ def note_route(name: str) -> None:
     if call is not None:
         call.route = name
     note_model(name)
+
+
+def note_session(name: str, parent: str) -> None:
+    """Note in the current call, where there is one, the names of its session and of that one's parent, "" for none."""
+    call = current_call.get()
+    if call is not None and name:
+        call.session, call.parent_session = name[:MAX_NAME_CHARS], parent[:MAX_NAME_CHARS]
 
 
 def note_cached() -> None:

@@ -1,20 +1,16 @@
-"""Converts the requests of Dynamo's front end, once, into the engine's. The front end has rendered the chat template
-and tokenized; it also detokenizes, and searches stop strings."""
+"""Converts the requests of Dynamo's front end, once, into those of a text model. The front end has rendered the chat
+template and tokenized; it also detokenizes, and searches stop strings."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any, get_type_hints
 
 import msgspec
 
 from sluice.engine.sampling_fields import SAMPLING_FIELDS
-from sluice.engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams
-from sluice.engine.validation import num_tokens_after
+from sluice.engine.types import Grammar, GrammarKind, SamplingParams
 from sluice.errors import SluiceError, invalid
-from sluice.pipelines.llm.chat_answers import with_structural_tag
-from sluice.pipelines.text.sampling import SamplingDefaults, add_end, drop_neutral_fields
-from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.text.types import EncodedPrompt, TextRequest
 
 Fields = Mapping[str, Any]
 
@@ -41,22 +37,13 @@ _GUIDES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """The model that a Dynamo worker serves: sampling defaults, tokenizer and engine facts, used to parse requests."""
-
-    defaults: SamplingDefaults
-    tokenizer: Tokenizer
-    info: EngineInfo
-
-
-def parse_request(sent: Fields, request_id: str, model: ServedModel) -> GenerateRequest:
-    """Return the engine's request. `sent` has the prompt as a list of token ids. Raises INVALID, naming the field, for
-    what the engine does not do; the engine itself checks ranges and lengths."""
+def parse_request(sent: Fields, request_id: str, adapters: Collection[str]) -> TextRequest:
+    """Return the request to a model with these LoRA adapters. `sent` has the prompt as a list of token ids. Raises
+    INVALID, naming the field, for what the engine does not do; the engine itself checks ranges and lengths."""
     for name, what in _ELSEWHERE.items():
         if sent.get(name):
             raise invalid(name, f"{name} must be left out: {what} are not supported by a sluice worker")
-    prompt = sent["token_ids"]
+    model: Any = sent.get("model")
     options = _part(sent, "sampling_options")
     extra = _part(sent, "extra_args")
     options |= _part(extra, "sampling_options")
@@ -66,18 +53,16 @@ def parse_request(sent: Fields, request_id: str, model: ServedModel) -> Generate
     fields = _sampling_fields(options, _part(sent, "stop_conditions"), _part(sent, "output_options"))
     if grammar is not None:
         fields["grammar"] = grammar
-    max_tokens = fields.pop("max_tokens", None) or num_tokens_after(len(prompt), model.info)
-    sampling = model.defaults.resolve(drop_neutral_fields(fields, model.info.sampling_fields), max_tokens)
-    if structural_tag is not None:
-        sampling = with_structural_tag(sampling, structural_tag, model.tokenizer, model.info)
-    routing = _part(sent, "routing")
-    return GenerateRequest(
+    if not fields.get("max_tokens"):
+        fields.pop("max_tokens", None)
+    return TextRequest(
         request_id=request_id,
-        prompt_token_ids=prompt,
-        sampling=add_end(sampling, model.tokenizer.eos_token_id, model.info),
-        priority=_priority(routing),
+        prompt=EncodedPrompt(sent["token_ids"], sent["token_ids"]),
+        sampling=fields,
+        structural_tag=structural_tag or "",
+        priority=_priority(_part(sent, "routing")),
         cache_salt=_cache_salt(extra),
-        adapter=_adapter(sent, model.info),
+        adapter=model if model in adapters else "",
     )
 
 
@@ -173,12 +158,6 @@ def _cache_salt(extra: Fields) -> str:
         if salt:
             return str(salt)
     return ""
-
-
-def _adapter(sent: Fields, info: EngineInfo) -> str:
-    """Return the LoRA adapter that the request names as its model."""
-    name = sent.get("model")
-    return name if name in info.adapters else ""
 
 
 def shown(error: SluiceError) -> str:

@@ -1,10 +1,15 @@
 """Dynamo's seat for an engine (`dynamo.common.backend.LLMEngine`), with ours in it. Dynamo's own Worker registers it,
-brings requests, watches for disconnects and shuts it down."""
+brings requests, watches for disconnects and shuts it down.
+
+Its requests are those of the model that the gateway serves, too (`LlmText`). They come as tokens and are answered with
+tokens, which Dynamo pulls from a generator: nothing here makes text of a body (`sluice.gateway.api.translators`).
+"""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +27,11 @@ from sluice.engine.config import EngineConfig
 from sluice.errors import ErrorCode, SluiceError
 from sluice.gateway.dynamo.chunks import Chunk, ChunkWriter
 from sluice.gateway.dynamo.kv_events import find_kv_events
-from sluice.gateway.dynamo.requests import ServedModel, parse_request, shown
+from sluice.gateway.dynamo.requests import parse_request, shown
 from sluice.gateway.options.dynamo import DynamoOptions
-from sluice.pipelines.text.sampling import load_sampling_defaults
-from sluice.pipelines.text.tokenizer import Tokenizer
+from sluice.pipelines.llm.text import LlmText
+from sluice.pipelines.llm.text_models import load_text
+from sluice.pipelines.text.types import EncodedPrompt
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +65,7 @@ class SluiceWorker(LLMEngine):  # type: ignore[misc]
         self._served_name = served_name
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._engine: ProcessEngineClient | None = None
-        self._model: ServedModel | None = None
+        self._text: LlmText | None = None
         self._streams: dict[str, GenerationStream] = {}
         """Open streams by the id of Dynamo's context."""
         self._publisher: Any = None
@@ -72,18 +78,18 @@ class SluiceWorker(LLMEngine):  # type: ignore[misc]
     async def start(self, worker_id: int) -> Registration:
         """Load the model. Raises EngineShutdown where that fails."""
         path = Path(self._config.model_path)
-        tokenizer_path = Path(self._config.tokenizer_path or path)
+        tokenizer = self._config.tokenizer_path
         try:
             engine = self._engine = ProcessEngineClient(self._config, heartbeat_timeout_s=self._heartbeat_timeout_s)
             await engine.start()
-            defaults = await asyncio.to_thread(load_sampling_defaults, path)
-            tokenizer = await asyncio.to_thread(Tokenizer.load, tokenizer_path)
+            place = None if tokenizer is None else Path(tokenizer)
+            load = partial(load_text, LlmText, self._served_name, path, engine, tokenizer_path=place)
+            self._text = await asyncio.to_thread(load)
         except SluiceError as error:
             raise _translate(error) from error
         info = engine.info
         if info.embedding_size:
             raise exceptions.InvalidArgument(f"{path} embeds; Dynamo's front end has no use for that here")
-        self._model = ServedModel(defaults, tokenizer, info)
         log.info("worker %d serves %s on %s", worker_id, self._served_name, info.runtime)
         return Registration(
             model=str(path),
@@ -100,14 +106,18 @@ class SluiceWorker(LLMEngine):  # type: ignore[misc]
 
     async def generate(self, request: Any, context: Any) -> AsyncGenerator[Chunk, None]:
         """Yield the chunks of the answer to a request. Raises Dynamo's exceptions."""
-        assert self._engine is not None and self._model is not None, "Dynamo sends requests after start"
+        text = self._text
+        assert text is not None, "Dynamo sends requests after start"
         normalize_request_token_ids(request)
         context_id = context.id()
         stream: GenerationStream | None = None
         try:
-            submitted = parse_request(request, context_id, self._model)
-            writer = ChunkWriter(len(submitted.prompt_token_ids))
-            stream = self._streams[context_id] = self._engine.submit(submitted)
+            asked = parse_request(request, context_id, text.info.adapters)
+            prompt = asked.prompt
+            assert isinstance(prompt, EncodedPrompt), "it came as tokens"
+            writer = ChunkWriter(len(prompt.token_ids))
+            sampling = await text.sampling(asked, len(prompt.token_ids))
+            stream = self._streams[context_id] = text.submit(asked, prompt, sampling)
             async for event in stream:
                 yield writer.write(event)
         except SluiceError as error:

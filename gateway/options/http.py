@@ -173,7 +173,8 @@ class RequestOptions:
         _parse_header_name,
         "NAME",
         "header whose value names the session of a request: the replica that had the session's last request gets the "
-        "next one, unless that would take longer. May be given several times; the first that a request has counts",
+        "next one, unless that would take longer. May be given several times; the first that a request has counts, and "
+        "goes before the headers of agent programs, which are known without this option",
         is_many=True,
     )
 

@@ -1,6 +1,11 @@
 """Finds the models of the repository for the sender of a request: by name, by what they make of texts, or as text."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from typing import NamedTuple
+
+import msgspec
 
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.calls import is_visible, note_model
@@ -20,11 +25,78 @@ from sluice.serving.request import LATEST, InferRequest
 
 STICKY_HEADER = "x-sluice-sticky"
 """Chooses the version of a model whose versions share its requests, and is the session where no header names one."""
+_PARENT_HEADER = "x-parent-session-id"
+_AGENT_SESSION, _AGENT, _PARENT_AGENT = (
+    f"x-claude-code-{name}" for name in ("session-id", "agent-id", "parent-agent-id")
+)
+"""Claude Code's: the session of the whole program, and, in the requests of subagents, which of them and whose child."""
+_THREAD, _PARENT_THREAD, _WINDOW = "thread-id", "x-codex-parent-thread-id", "x-codex-window-id"
+_ROOT_THREADS = ("session-id", "session_id")
+"""Codex's: its threads, subagents' too, have an id each and share the first one's; a window is `thread:number`."""
+_PLAIN_HEADERS = ("x-session-id", "x-session-affinity")
 
 
-def find_session(headers: Mapping[str, str], names: Sequence[str]) -> str:
-    """Return the session that the first of the headers `names` has, or else the sticky key; "" for none."""
-    return next((value for name in (*names, STICKY_HEADER) if (value := headers.get(name))), "")
+class Session(NamedTuple):
+    """The session of a request by the client's name, and the session that started it, as an agent does its subagents;
+    "" for none."""
+
+    id: str = ""
+    parent: str = ""
+
+
+class _UserId(msgspec.Struct):
+    session_id: str = ""
+
+
+NO_SESSION = Session()
+_SESSION_MARK = "_session_"
+
+
+@cache
+def session_header_names(names: tuple[str, ...]) -> frozenset[str]:
+    """Return the names, in lower case, of all headers that `find_session` looks at, `names` among them."""
+    of_agents = (_AGENT_SESSION, _AGENT, _PARENT_AGENT, _THREAD, _PARENT_THREAD, _WINDOW, *_ROOT_THREADS)
+    return frozenset((*names, *_PLAIN_HEADERS, _PARENT_HEADER, *of_agents, STICKY_HEADER))
+
+
+def find_session(headers: Mapping[str, str], names: tuple[str, ...]) -> Session:
+    """Return the session that headers, by lower-case name, or metadata of gRPC name. The first counts of: those of
+    `names`, Claude Code's, Codex's, `x-session-id`, `x-session-affinity`, the sticky key."""
+    known = session_header_names(names)
+    sent = {name: value for name, value in headers.items() if value and name in known}
+    if not sent:
+        return NO_SESSION
+    if own := _first_of(sent, names):
+        return Session(own, sent.get(_PARENT_HEADER, ""))
+    if _AGENT_SESSION in sent:
+        return _session_of_agent(sent[_AGENT_SESSION], sent.get(_AGENT, ""), sent.get(_PARENT_AGENT, ""))
+    root = _first_of(sent, _ROOT_THREADS)
+    if thread := sent.get(_THREAD) or root or sent.get(_WINDOW, "").rpartition(":")[0]:
+        return Session(thread, sent.get(_PARENT_THREAD) or (root if root != thread else ""))
+    if plain := _first_of(sent, _PLAIN_HEADERS):
+        return Session(plain, sent.get(_PARENT_HEADER, ""))
+    return Session(sent.get(STICKY_HEADER, ""))
+
+
+def session_in(user_id: str) -> str:
+    """Return the session in a `user_id` of Anthropic's metadata as Claude Code writes it, an object of JSON or
+    `user_..._account_..._session_...`; of another one, all of it."""
+    if user_id.startswith("{"):
+        with suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.decode(user_id, type=_UserId).session_id or user_id
+    return user_id.rpartition(_SESSION_MARK)[2] or user_id
+
+
+def _first_of(sent: Mapping[str, str], names: Sequence[str]) -> str:
+    return next((value for name in names if (value := sent.get(name))), "")
+
+
+def _session_of_agent(session: str, agent: str, parent_agent: str) -> Session:
+    """Return the session of one agent of a program: the program's own without an `agent`."""
+    if not agent or agent == session:
+        return Session(session)
+    is_nested = parent_agent and parent_agent != session
+    return Session(f"{session}/{agent}", f"{session}/{parent_agent}" if is_nested else session)
 
 
 class ModelFinder:

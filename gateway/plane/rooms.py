@@ -8,6 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from sluice.gateway.plane.live_requests import RequestsElsewhere
+from sluice.pipelines.text.sessions import SessionRow
 from sluice.record.timelines import Timeline, TimelineOwner
 
 Close = Callable[[], Awaitable[None]]
@@ -69,6 +70,9 @@ class OtherProcesses(RequestsElsewhere, Protocol):
 
     async def find_timelines(self, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
         """Return their timelines of a request id, or all for "", as far as they answer in time."""
+
+    async def list_sessions(self) -> list[SessionRow]:
+        """Return the sessions that sent them a request last, as far as they answer in time."""
 
     async def settle(self) -> None:
         """Wait until none of them serves other models than this process."""

@@ -11,7 +11,8 @@ from sluice.log_lines import JsonFormatter, TextFormatter
 from sluice.log_relay import LogRelay
 from sluice.log_repeats import LimitedHandler
 
-current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
+NO_REQUEST = "-"
+current_request_id: ContextVar[str] = ContextVar("current_request_id", default=NO_REQUEST)
 """Id of the request that this task serves."""
 
 _STDERR = 2

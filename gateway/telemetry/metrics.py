@@ -26,6 +26,7 @@ from sluice.gateway.telemetry.families import (
     value_family,
 )
 from sluice.gateway.telemetry.record import OTHER, OpenAdapters, RequestRecord, RequestTally
+from sluice.pipelines.text.sessions import SessionTable
 from sluice.record.histogram import Histogram
 
 MAX_MODELS = 1000
@@ -89,6 +90,8 @@ class GatewayMetrics(Collector):
         self._targets = targets
         self._models: set[str] = set()
         self._adapters = OpenAdapters()
+        self.sessions = SessionTable()
+        """The sessions of all requests that are measured here."""
         self._responses: dict[tuple[str, int], int] = defaultdict(int)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -99,7 +102,7 @@ class GatewayMetrics(Collector):
     def open_request(self, model: str, protocol: str) -> RequestRecord:
         """Begin to measure a request. The caller closes the record at its end."""
         tally = self.tallies.get((model, protocol)) or self._tally(model, protocol)
-        return RequestRecord(tally, model, protocol, self.clock, self._targets, self._adapters)
+        return RequestRecord(tally, model, protocol, self.clock, self._targets, self._adapters, self.sessions)
 
     def _tally(self, model: str, protocol: str) -> RequestTally:
         """Return the tally of a model that has none in this protocol yet, or that is one of too many."""

@@ -10,8 +10,9 @@ from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
 from sluice.gateway.calls import Call, current_call, note_model
 from sluice.gateway.options.goodput import GoodputTargets
 from sluice.gateway.telemetry.tracer import begin_generation, end_generation, note_answer
+from sluice.pipelines.text.sessions import FindReplica, PromptWatch, SessionTable, SessionUse
 from sluice.pipelines.text.stream import SharedPrompt, StreamRecord, current_prompt
-from sluice.pipelines.text.types import TextEvent
+from sluice.pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
 from sluice.record.histogram import Histogram
 from sluice.record.spans import RemoteParent, Span, remote_parent
 
@@ -190,6 +191,7 @@ class RequestRecord(StreamRecord):
     _clock: Callable[[], float]
     _targets: GoodputTargets | None
     _adapters: OpenAdapters
+    _sessions: SessionTable
     _adapter: str = ""
     _started: float = 0.0
     _first_at: float = 0.0
@@ -213,6 +215,7 @@ class RequestRecord(StreamRecord):
     _prompt: int = 0
     _part: SharedPart | None = None
     _span: Span | None = None
+    _use: SessionUse | None = None
 
     def __post_init__(self) -> None:
         self._started = self._clock()
@@ -237,6 +240,16 @@ class RequestRecord(StreamRecord):
             part = shared.parts[self._tally] = SharedPart(self._tally, self._call, self._started, self._exemplar)
             shared.at_end.callback(part.close)
         return part
+
+    def watch(
+        self, key: str, model: str, request: TextRequest, prompt: EncodedPrompt, block_size: int, replica: FindReplica
+    ) -> PromptWatch | None:
+        """Count a turn of the session, and watch its prompt; of a request with several, the first one."""
+        if self._part is not None and (self._prompt or not self._part.is_first("turn", self._prompt, 0)):
+            self._use = self._sessions.find(key)
+            return None
+        self._use = self._sessions.open(key, request, model)
+        return PromptWatch(self._sessions, self._use, request, prompt, model, block_size, replica)
 
     async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
         """Ask the observers of the current call, and return its sender's weight. Raises SluiceError where one refuses
@@ -329,6 +342,8 @@ class RequestRecord(StreamRecord):
             tally.aborted_tokens += self._output_tokens
         if self._adapter:
             self._adapters.move(self._model, self._adapter, RUNNING if self._first_at else WAITING, "")
+        if self._use is not None:
+            self._use.add(self._own_tokens, self._own_cached_tokens, self._output_tokens)
         missed, finish = self._judge(now), self._finish_reason()
         if self._part is not None:
             self._part.end_generation(self._outcome, finish, now, missed, is_calls=not self._is_left_to_others)

@@ -30,6 +30,7 @@ export interface Sample {
   models: Model[];
   tenants: Tenant[];
   keys: { name: string; quotas: Quota[] }[];
+  sessions: Session[];
   replicas: Replica[];
   alerts: Alert[];
   warnings: Warning[];
@@ -145,6 +146,21 @@ export interface Tenant {
   prompt_tokens_per_s: number;
   generated_tokens_per_s: number;
   quotas: Quota[];
+}
+
+export interface Session {
+  name: string;
+  parent: string;
+  tenant: string;
+  model: string;
+  num_turns: number;
+  prompt_tokens: number;
+  cached_tokens: number;
+  generated_tokens: number;
+  /** Tokens of prompts that were computed again, and why those of the last such request were; "" for none. */
+  missed_tokens: number;
+  miss: string;
+  seen_s: number;
 }
 
 export interface Replica {

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import ChainMap
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
@@ -16,12 +18,11 @@ from sluice.gateway.answers.batches.records import BATCH_PURPOSE, UNFINISHED, Ba
 from sluice.state.calendar_clock import CalendarClock
 from sluice.state.changes import change
 from sluice.state.connections import FileLimits, Schema
-from sluice.state.interface import Key, Put
+from sluice.state.interface import Key, Put, Record
 from sluice.state.outage import StoreUse
 from sluice.state.sqlite import RECORDS, FileLayout, StoreInFile
 
 T = TypeVar("T")
-Entry = TypeVar("Entry", FileRecord, "_BatchHead")
 
 MAX_UNFINISHED = 100
 """Most batches that are not finished."""
@@ -72,6 +73,7 @@ _LAYOUT = FileLayout("--state-path {0.parent}", SCHEMA, FileLimits(num_readers=2
 _encode = msgspec.json.Encoder().encode
 _decode_file = msgspec.json.Decoder(FileRecord).decode
 _decode_batch = msgspec.json.Decoder(Batch).decode
+IsListed = Callable[["_Head"], bool]
 
 
 class Page(NamedTuple):
@@ -82,22 +84,27 @@ class Page(NamedTuple):
     after: str = ""
     is_ascending: bool = False
 
-    def of(self, kind: str, entries: list[Entry], is_listed: Callable[[Entry], bool]) -> list[Entry]:
-        """Return its entries, and one more where there are more. Raises INVALID where `after` is none of them."""
-        entries.sort(key=lambda each: each.number, reverse=not self.is_ascending)
-        start = next((n for n, each in enumerate(entries, 1) if each.id == self.after), 0)
+    def of(self, kind: str, found: Mapping[str, Record], owner: str, is_listed: IsListed) -> list[bytes]:
+        """Return its entries of the owner's, and one more where there are more. Raises INVALID where `after` is none of
+        them. For threads: there may be thousands."""
+        own = [head for each in found.values() if (head := _decode_head(each.body)).owner == owner]
+        own.sort(key=lambda each: each.number, reverse=not self.is_ascending)
+        start = next((n for n, each in enumerate(own, 1) if each.id == self.after), 0)
         if self.after and not start:
             raise invalid("after", f"after must be the id of one of the {kind}, got {self.after[:80]!r}")
-        return [each for each in entries[start:] if is_listed(each)][: self.limit + 1]
+        return [found[each.id].body for each in islice(filter(is_listed, own[start:]), self.limit + 1)]
 
 
-class _BatchHead(msgspec.Struct, frozen=True, gc=False):
-    """The part of a batch by which it is listed: to decode thousands as a whole would hold up other threads."""
+class _Head(msgspec.Struct, frozen=True, gc=False):
+    """The part of a file or a batch by which it is listed: to decode thousands as a whole would hold up other
+    threads."""
 
     id: str
     owner: str
-    endpoint: str
-    number: int
+    number: int = 0
+    endpoint: str = ""
+    purpose: str = ""
+    expires_at: int | None = None
 
 
 class _Totals(msgspec.Struct, frozen=True):
@@ -107,7 +114,7 @@ class _Totals(msgspec.Struct, frozen=True):
     num_bytes: int = 0
 
 
-_decode_head = msgspec.json.Decoder(_BatchHead).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
 _decode_totals = msgspec.json.Decoder(_Totals).decode
 
 
@@ -188,10 +195,6 @@ class StateStore:
         async with self._changing:
             return await change(self._records, _TOTALS, decide_all)
 
-    async def _all(self, shelf: str, decode: Callable[[bytes], T]) -> list[T]:
-        found = await self._records.scan(shelf)
-        return await asyncio.to_thread(lambda: [decode(each.body) for each in found.values()])
-
     # -- files
 
     def path(self, file_id: str) -> Path:
@@ -232,9 +235,29 @@ class StateStore:
 
     async def files(self, owner: str, purpose: str, page: Page) -> list[FileRecord]:
         """Return a page of the owner's files, and one more where there are more; "" is any purpose. Raises INVALID."""
-        files, now = await self._all(_FILES, _decode_file), _now()
-        own = [each for each in files if each.owner == owner]
-        return page.of("files", own, lambda each: each.is_kept(now) and purpose in ("", each.purpose))
+        now = _now()
+
+        def is_listed(head: _Head) -> bool:
+            return purpose in ("", head.purpose) and (head.expires_at is None or head.expires_at >= now)
+
+        return await self._page(page, "files", (_FILES,), owner, is_listed, _decode_file)
+
+    async def _page(
+        self,
+        page: Page,
+        kind: str,
+        shelves: Sequence[str],
+        owner: str,
+        is_listed: IsListed,
+        decode: Callable[[bytes], T],
+    ) -> list[T]:
+        scans = [await self._records.scan(shelf) for shelf in shelves]
+
+        def pick() -> list[T]:
+            found = dict(ChainMap(*scans[::-1]))
+            return [decode(each) for each in page.of(kind, found, owner, is_listed)]
+
+        return await asyncio.to_thread(pick)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Delete the owner's file. Raises NOT_FOUND, and INVALID for one that a batch reads."""
@@ -258,16 +281,22 @@ class StateStore:
         now = self._calendar()
 
         async def decide(changes: _Change) -> tuple[list[str], set[str]]:
-            files, unfinished = await self._all(_FILES, _decode_file), await self.unfinished()
+            files, finished = await self._records.scan(_FILES), await self._records.scan(_FINISHED)
+            unfinished = await self.unfinished()
             read = {each.input_file_id for each in unfinished}
-            expired = [each for each in files if not each.is_kept(int(now)) and each.id not in read]
-            for record in expired:
-                changes.delete_file(record)
-            finished = await self._all(_FINISHED, _decode_head)
-            for batch in sorted(finished, key=lambda each: -each.number)[MAX_FINISHED:]:
-                changes.puts.append(Put(Key(_FINISHED, batch.id), None))
             written = {file_id for each in unfinished for file_id in (each.output_id, each.errors_id)}
-            return [each.id for each in expired], written.union(each.id for each in files)
+
+            def choose() -> list[str]:
+                records = [_decode_file(each.body) for each in files.values()]
+                expired = [each for each in records if not each.is_kept(int(now)) and each.id not in read]
+                for record in expired:
+                    changes.delete_file(record)
+                heads = [_decode_head(each.body) for each in finished.values()]
+                for batch in sorted(heads, key=lambda each: -each.number)[MAX_FINISHED:]:
+                    changes.puts.append(Put(Key(_FINISHED, batch.id), None))
+                return [each.id for each in expired]
+
+            return await asyncio.to_thread(choose), written | files.keys()
 
         expired, known = await self._transact(decide)
         await self._delete_contents(expired)
@@ -317,11 +346,11 @@ class StateStore:
     async def batches(self, owner: str, page: Page, endpoint: str = "") -> list[Batch]:
         """Return a page of the owner's batches, and one more where there are more; "" is any endpoint. Raises
         INVALID."""
-        found = {**await self._records.scan(_UNFINISHED), **await self._records.scan(_FINISHED)}
-        heads = await asyncio.to_thread(lambda: [_decode_head(each.body) for each in found.values()])
-        own = [each for each in heads if each.owner == owner]
-        listed = page.of("batches", own, lambda each: endpoint in ("", each.endpoint))
-        return [_decode_batch(found[each.id].body) for each in listed]
+        # In this order: a batch that ends between the two looks is on the second shelf.
+        shelves = _UNFINISHED, _FINISHED
+        return await self._page(
+            page, "batches", shelves, owner, lambda head: endpoint in ("", head.endpoint), _decode_batch
+        )
 
     async def delete_batch(self, owner: str, batch_id: str) -> None:
         """Delete a batch of the owner with its files. Raises NOT_FOUND, and INVALID for one that is not over."""
@@ -343,7 +372,9 @@ class StateStore:
 
     async def unfinished(self) -> list[Batch]:
         """Return everybody's unfinished batches, the oldest first."""
-        return sorted(await self._all(_UNFINISHED, _decode_batch), key=lambda each: each.number)
+        found = await self._records.scan(_UNFINISHED)
+        batches = await asyncio.to_thread(lambda: [_decode_batch(each.body) for each in found.values()])
+        return sorted(batches, key=lambda each: each.number)
 
     async def change(
         self,

@@ -190,9 +190,13 @@ def describe_call(call: Call) -> dict[str, Any]:
             "generated_tokens": call.generated_tokens,
             "finish": call.finish,
         }
-    if call.route:
-        fields["route"] = call.route
-    return fields
+    return fields | _optional_names(call)
+
+
+def _optional_names(call: Call) -> dict[str, str]:
+    """Return what few calls name, by the names of fields."""
+    named = {"route": call.route, "session": call.session, "parent_session": call.parent_session}
+    return {name: text for name, text in named.items() if text}
 
 
 def _format_json(call: Call) -> str:
@@ -212,8 +216,7 @@ def _format_text(call: Call) -> str:
         return line
     ttft = "-" if fields["ttft_s"] is None else f"{fields['ttft_s']:.6f}"
     named = {"model": call.model, "adapter": call.adapter, "finish": call.finish}
-    if call.route:
-        named["route"] = call.route
+    named |= _optional_names(call)
     counts = f"prompt={call.prompt_tokens} cached={call.cached_tokens} generated={call.generated_tokens}"
     return f"{line} ttft={ttft} {counts} {' '.join(f'{name}={_word(text)}' for name, text in named.items())}"
 

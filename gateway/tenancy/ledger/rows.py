@@ -23,7 +23,8 @@ class LedgerRow(NamedTuple):
 
     Ids of the OpenAI routes' answers are `request_id` behind a prefix. `status` is HTTP's or the number of gRPC's, None
     where the client got none; `price_micros` is in millionths of the price table's unit. `model` is the one that
-    answered; `route` is the name that the client gave where that is a route, else "".
+    answered; `route` is the name that the client gave where that is a route, else "". `session` and `parent_session`
+    are the client's names of its session and of the one that started that, "" for none.
     """
 
     arrived_us: int
@@ -46,6 +47,8 @@ class LedgerRow(NamedTuple):
     bytes_out: int
     price_micros: int
     route: str = ""
+    session: str = ""
+    parent_session: str = ""
 
     @property
     def has_failed(self) -> bool:
@@ -113,6 +116,8 @@ def make_row(call: Call, prices: PriceTable) -> LedgerRow:
         call.bytes_out,
         prices.price(call.model, call.adapter, prompt, cached, generated),
         call.route,
+        call.session,
+        call.parent_session,
     )
 
 

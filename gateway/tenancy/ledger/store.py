@@ -43,6 +43,12 @@ CREATE TABLE IF NOT EXISTS sluice_ledger_writers (writer {text} PRIMARY KEY, bat
 """The tables. The types of columns and the kinds of tables differ: texts of a {name} are sorted by their bytes."""
 _ADD_ROUTE = "ALTER TABLE sluice_calls ADD COLUMN {new} route {text} NOT NULL DEFAULT '';"
 """Upgrades the tables of versions without routes."""
+_ADD_SESSION = """
+ALTER TABLE sluice_calls ADD COLUMN {new} session {text} NOT NULL DEFAULT '';
+ALTER TABLE sluice_calls ADD COLUMN {new} parent_session {text} NOT NULL DEFAULT '';
+"""
+"""Upgrades the tables of versions without sessions."""
+_UPGRADES = (_TABLES, _ADD_ROUTE, _ADD_SESSION)
 _IN_FILE = {
     "id": "INTEGER PRIMARY KEY",
     "int": "INTEGER",
@@ -61,7 +67,7 @@ _IN_POSTGRES = {
     "keyed": "",
     "new": "IF NOT EXISTS",
 }
-LEDGER_SCHEMA = Schema(0x534C4C47, (_TABLES.format(**_IN_FILE), _ADD_ROUTE.format(**_IN_FILE)))
+LEDGER_SCHEMA = Schema(0x534C4C47, tuple(each.format(**_IN_FILE) for each in _UPGRADES))
 _NOTE_BATCH = (
     "INSERT INTO sluice_ledger_writers VALUES (?, ?) ON CONFLICT (writer) DO UPDATE SET batch = excluded.batch "
     "WHERE sluice_ledger_writers.batch < excluded.batch RETURNING batch"
@@ -207,7 +213,7 @@ def open_ledger(place: str) -> LedgerStore:
     except ImportError as error:
         message = f"a ledger in Postgres needs psycopg, which is not here ({error}): pip install 'sluice[postgres]'"
         raise invalid("ledger", message) from None
-    return LedgerStore(DatabaseInPostgres(place, (_TABLES + _ADD_ROUTE).format(**_IN_POSTGRES)))
+    return LedgerStore(DatabaseInPostgres(place, "".join(_UPGRADES).format(**_IN_POSTGRES)))
 
 
 def parse_query(start: str, end: str, group_by: list[str]) -> UsageQuery:

@@ -7,6 +7,7 @@ import msgspec
 
 from sluice.gateway.plane.live_requests import LiveRequest
 from sluice.gateway.watch.logs.ring import LogLine
+from sluice.pipelines.text.sessions import SessionRow
 
 VERSION = 1
 
@@ -206,6 +207,8 @@ class LiveSample(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelPart]
     tenants: list[TenantPart]
     keys: list[KeyPart]
+    sessions: list[SessionRow]
+    """The latest ones first."""
     replicas: list[ReplicaPart]
     alerts: list[AlertPart]
     warnings: list[LogLine]

@@ -23,6 +23,7 @@ from sluice.gateway.watch.live.tables import (
 from sluice.gateway.watch.live.totals import LatencyWindow, Totals, read_totals
 from sluice.gateway.watch.logs.ring import find_ring
 from sluice.pipelines.llm.model import language_models
+from sluice.pipelines.text.sessions import MAX_LISTED, SessionRow, merge_rows
 
 MAX_WARNINGS = 100
 _LEAST_S = 1e-3
@@ -77,11 +78,17 @@ class LiveSampler:
             sequences=list_sequences(requests),
             models=describe_models(server.plane.repository),
             tenants=describe_tenants(requests, self._watch.tenants, read_quotas(quotas, "tenant"), elapsed_s),
+            sessions=await self._sessions(),
             keys=describe_keys(read_quotas(quotas, "key")),
             replicas=list(describe_replicas(engines, self._watched.heartbeat_timeout_s)),
             alerts=await self._watched.judge.judge(),
             warnings=[] if ring is None else ring.warnings(MAX_WARNINGS),
         )
+
+    async def _sessions(self) -> list[SessionRow]:
+        """Return the sessions of all processes that sent a request last."""
+        rows, elsewhere = self._server.metrics.sessions.rows(), self._server.elsewhere
+        return rows if elsewhere is None else merge_rows([*rows, *await elsewhere.list_sessions()], MAX_LISTED)
 
     async def _advance(self) -> list[EnginePart]:
         """Ask the engines, and count until now. Returns the engines as they are."""

@@ -11,7 +11,14 @@ from sluice.gateway.plane.live_requests import RUNNING, LiveRequest
 from sluice.gateway.tenancy.quotas.account import MICROS, Account
 from sluice.gateway.tenancy.quotas.observer import account_levels
 from sluice.gateway.tenancy.quotas.store import QuotaStore
-from sluice.gateway.watch.live.sample import KeyPart, ModelPart, QuotaPart, SequencesPart, TenantPart, VersionPart
+from sluice.gateway.watch.live.sample import (
+    KeyPart,
+    ModelPart,
+    QuotaPart,
+    SequencesPart,
+    TenantPart,
+    VersionPart,
+)
 from sluice.pipelines.llm.model import LlmModel
 from sluice.serving.model import Model
 from sluice.serving.repository.managed_model import IndexEntry, ModelState

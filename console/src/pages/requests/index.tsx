@@ -12,6 +12,7 @@ import { Table } from "../../ui/table";
 import { toast } from "../../ui/toast";
 import type { Page } from "../page";
 import { Progress } from "./progress";
+import { Sessions } from "./sessions";
 import "./requests.css";
 
 function Requests() {
@@ -24,7 +25,7 @@ function Requests() {
         <input
           type="search"
           aria-label="Find requests"
-          placeholder="Model, tenant or id"
+          placeholder="Model, tenant, session or id"
           value={words}
           onInput={(event) => setWords(event.currentTarget.value)}
         />
@@ -56,6 +57,7 @@ function Requests() {
           </p>
         )}
       </Panel>
+      <Sessions words={words} />
     </>
   );
 }
