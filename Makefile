@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 INSTALL := -m pip install --quiet --quiet --disable-pip-version-check
 GOLDENS := build/goldens-venv
 CLIENTS := build/clients-venv
+NODE_CLIENTS := build/clients-node
+HEAVY_CLIENTS := build/clients-heavy
+HEAVY := aider crewai semantic-kernel
 VLLM := build/vllm-venv
 DYNAMO := build/dynamo-venv
 DYNAMO_VERSION := 1.6.1
@@ -31,7 +34,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long quick prove explore fuzz soak test-torch test-clients test-vllm test-on-vllm test-dynamo test-ray test-gpu bench-gpu gpu-kit check format docs console vectors bench goldens clean
+.PHONY: help run test test-long quick prove explore fuzz soak test-torch test-clients test-clients-heavy test-vllm test-on-vllm test-dynamo test-ray test-gpu bench-gpu gpu-kit check format docs console vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -61,8 +64,13 @@ test-torch: $(VENV)/.torch ## the torch runtime, and comparisons with transforme
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m torch $(ARGS)
 	$(BIN)/python -m pytest --on-torch $(PARALLEL) -m "not torch" --timeout=300 $(ON_TORCH) $(ARGS)
 
-test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others against a running server (1.3 GB in build/)
-	cd tests/clients && ../../$(CLIENTS)/bin/python -m pytest --rootdir . --confcutdir . -c pytest.ini .
+IN_CLIENTS := cd tests/clients && ../../$(CLIENTS)/bin/python -m pytest --rootdir . --confcutdir . -c pytest.ini
+
+test-clients: $(VENV)/.torch $(CLIENTS)/.done $(NODE_CLIENTS)/.done ## frameworks, agents and tools of others against a running server (2.1 GB in build/)
+	$(IN_CLIENTS) -m "not heavy" $(or $(ARGS),.)
+
+test-clients-heavy: $(VENV)/.dev $(CLIENTS)/.done $(HEAVY_CLIENTS)/.done ## Aider, Cline, Continue, CrewAI and Semantic Kernel (2.1 GB more)
+	$(IN_CLIENTS) -m heavy $(or $(ARGS),.)
 
 test-vllm: $(VENV)/.dev $(VLLM)/.done ## models on the vLLM runtime, on the CPU (3.2 GB in build/)
 	$(BIN)/python -m pytest -m vllm -n 2 --dist loadfile --timeout=600 tests/vllm $(ARGS)
@@ -156,6 +164,26 @@ $(CLIENTS)/.done: tests/clients/requirements.lock
 	@$(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(INSTALL) uv
 	@$(CLIENTS)/bin/uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/clients/requirements.lock
+	@touch $@
+
+# npm ci wants the packages of all platforms. The programs' install scripts put one platform's executable in place, of
+# OpenCode beside two copies.
+$(NODE_CLIENTS)/.done: $(wildcard tests/clients/node/*)
+	@echo "Installing others' Node programs into $(NODE_CLIENTS) (about 0.9 GB, once; a minute or a few) ..."
+	@mkdir -p $(NODE_CLIENTS) && cp tests/clients/node/* $(NODE_CLIENTS)
+	@cd $(NODE_CLIENTS) && npm install --silent --ignore-scripts --no-audit --no-fund
+	@cd $(NODE_CLIENTS)/node_modules && node @anthropic-ai/claude-code/install.cjs \
+	  && node opencode-ai/postinstall.mjs && rm -rf opencode-linux-*
+	@touch $@
+
+# Each pins what the others cannot have.
+$(HEAVY_CLIENTS)/.done: $(wildcard tests/clients/heavy/*.txt tests/clients/heavy/node/*) | $(CLIENTS)/.done
+	@echo "Installing more of others' programs into $(HEAVY_CLIENTS) (about 2.1 GB, once; some minutes) ..."
+	@for each in $(HEAVY); do $(CLIENTS)/bin/uv venv --quiet --clear --python $(PYTHON) $(HEAVY_CLIENTS)/$$each \
+	  && $(CLIENTS)/bin/uv pip install --quiet --python $(HEAVY_CLIENTS)/$$each/bin/python -r tests/clients/heavy/$$each.txt \
+	  || exit 1; done
+	@mkdir -p $(HEAVY_CLIENTS)/node && cp tests/clients/heavy/node/* $(HEAVY_CLIENTS)/node
+	@cd $(HEAVY_CLIENTS)/node && npm install --silent --ignore-scripts --no-audit --no-fund
 	@touch $@
 
 $(VLLM)/.done: engine/delegated/vllm/runtime.py | $(VENV)/.dev
