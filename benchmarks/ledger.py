@@ -25,7 +25,8 @@ WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :ro
 INSERT INTO sluice_calls ({_COLUMNS})
 SELECT (:first + i * :days / :rows) * {DAY_US} + i, NULL, (:first + i * :days / :rows) * {DAY_US} + i + 1000000,
        printf('%024x', i), printf('key%04d', i % :keys), printf('name%04d', i % :keys), printf('t%d', i % 20),
-       printf('model%d', i % 3), '', 'openai', '/v1/chat/completions', 500, 100, 200, 'stop', 200, 2000, 4000, 300, ''
+       printf('model%d', i % 3), '', 'openai', '/v1/chat/completions', 500, 100, 200, 'stop', 200, 2000, 4000, 300,
+       '', '', ''
 FROM n
 """
 _SUM = f"""

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -28,6 +28,20 @@ async def until(claim: Callable[..., Any], explain: Callable[[], object] | str =
         assert time.monotonic() < deadline, _failure(explain)
         turns += 1
         await asyncio.sleep(0 if turns < _TURNS else _PAUSE_S)
+
+
+async def turns_of(work: Coroutine[Any, Any, T], others: Callable[[], object] = bool) -> tuple[T, int]:
+    """Return what `work` does, and in how many turns of the event loop, of which `others` have each."""
+    task, num_turns = asyncio.ensure_future(work), 0
+
+    def is_done() -> bool:
+        nonlocal num_turns
+        others()
+        num_turns += not task.done()
+        return task.done()
+
+    await until(is_done)
+    return task.result(), num_turns
 
 
 def wait_until(claim: Callable[..., Any], explain: Callable[[], object] | str = "") -> Any:

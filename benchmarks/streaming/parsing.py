@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.figures import Figure, ReportProgress, Target
 from sluice.gateway.api.openai.chat import ChatReply, PartsReply
 from sluice.gateway.api.openai.reply import OpenAIReply, ReplyOptions
+from sluice.pipelines.chat.formats import parse_tools
 from sluice.pipelines.chat.registry import ChatFormats, find_formats
 from sluice.pipelines.text.types import TextEvent
 from tests.pipelines.chat.samples import CANONICAL, TOOLS
@@ -62,7 +63,7 @@ def _plain_reply() -> OpenAIReply:
 
 def _reader_reply(formats: ChatFormats) -> OpenAIReply:
     head = {"reply_id": "chatcmpl-0", "created": 0, "model": "bench", "fingerprint": "fp_0"}
-    return PartsReply(readers=[formats.reader(TOOLS)], options=_OPTIONS, **head)
+    return PartsReply(readers=[formats.reader(parse_tools(TOOLS))], options=_OPTIONS, **head)
 
 
 def _least_us(events: Sequence[TextEvent], make_reply: Callable[[], OpenAIReply]) -> float:

@@ -2,8 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.engine import kv_cache
 from sluice.engine.blocks import BlockHash, blocks_for, worst_case_blocks
 from sluice.engine.kv_cache import BlockPool, BlockTables
+from sluice.engine.types import Eviction
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,24 @@ def test_an_indexed_block_is_found_after_its_owner_is_gone_until_it_is_needed() 
     pool.share(blocks[:1])
     with pytest.raises(AssertionError, match="1 blocks planned, 0 free"):
         pool.allocate(1)
+
+
+def test_the_pool_remembers_for_whom_a_block_was_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "MAX_EVICTIONS", 4)
+    pool = BlockPool(1)
+
+    def compute(number: int) -> None:
+        pool.reclaimed_for = Eviction(float(number), "tenant", f"session {number}")
+        blocks = pool.allocate(1)
+        pool.index(blocks[0], name(number))
+        pool.release(blocks)
+
+    for number in range(1, 20):
+        compute(number)
+    known = [number for number in range(20) if pool.eviction_of(name(number)) is not None]
+    assert known == list(range(known[0], 19)), "the latest ones"
+    assert 4 <= len(known) <= 9
+    assert all(pool.eviction_of(name(n)) == Eviction(n + 1.0, "tenant", f"session {n + 1}") for n in known)
 
 
 def test_the_least_recently_used_prefix_is_reclaimed_first() -> None:

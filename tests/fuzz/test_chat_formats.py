@@ -5,6 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.pipelines.chat.formats import parse_tools
 from sluice.pipelines.chat.registry import find_formats, reasoning_formats, tool_formats
 from sluice.pipelines.text.types import ChatReader, TextDetail, TextEvent, ToolChoice
 from tests.fuzz.running import fuzzed
@@ -50,7 +51,7 @@ def samples(draw: st.DrawFn) -> Sample:
 
 def open_reader(sample: Sample, choice: ToolChoice) -> ChatReader:
     formats = find_formats("", sample.tools, sample.reasoning)
-    reader = formats.reader(TOOLS if formats.tools is not None else (), choice=choice)
+    reader = formats.reader(parse_tools(TOOLS) if formats.tools is not None else (), choice=choice)
     reader.read(TextEvent("", 0, 1, 0, detail=TextDetail(prompt_end=sample.prompt_end)))
     return reader
 

@@ -136,8 +136,10 @@ _ROUTED = re.compile(r'^sluice_replica_requests_routed_total{.*replica="(\d)"} (
 def naming_bodies(session: str) -> list[tuple[str, dict[str, Any]]]:
     """Requests whose body names a session, each with its path."""
     return [
-        ("/v1/chat/completions", CHAT | {"prompt_cache_key": session}),
+        ("/v1/chat/completions", CHAT | {"prompt_cache_key": session, "user": "another"}),
+        ("/v1/chat/completions", CHAT | {"user": session}),
         ("/v1/messages", CHAT | {"metadata": {"user_id": session}}),
+        ("/v1/messages", CHAT | {"metadata": {"user_id": f"user_1_account_2_session_{session}"}}),
         (f"/v2/models/{MODEL}/infer", {"inputs": [_TEXT], "parameters": {"sequence_id": session}}),
     ]
 
@@ -177,6 +179,21 @@ async def test_the_requests_of_a_session_go_to_one_replica(replicated: ServerPro
         for session in ("a", next(each for each in found if found[each] != found["a"])):
             for path, body in naming_bodies(session):
                 assert {await homes.of(path=path, body=body)} == found[session], path
+
+
+async def test_a_session_whose_replica_is_gone_is_told_that_its_prompt_was_at_another(
+    replicated: ServerProcess,
+) -> None:
+    long = CHAT | {"messages": [{"role": "user", "content": "the gate of a sluice " * 12}]}
+    async with connect(replicated) as client:
+        await until_whole(client)
+        homes, misses = Homes(replicated, client), []
+        home = await homes.of("moved", body=long)
+        replicated.engines()[int(home)].kill()
+        for _ in range(2):
+            await homes.of("moved", body=long)
+            misses.append(homes.answer["usage"]["prompt_tokens_details"].get("cache_miss"))
+        assert (misses[0]["reason"], misses[0]["before"], misses[1]) == ("another_replica", home, None)
 
 
 async def test_it_is_ready_and_answers_while_one_replica_is_gone(replicated: ServerProcess) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,17 @@ MAX_TOKENS = 48
 LONG = 150
 """Tokens of each answer under overload."""
 PATIENCE_S = 300.0
+_READ = """
+import json, sys
+from pydantic import TypeAdapter
+import vllm.entrypoints.scale_out.token_in_token_out.protocol as protocol
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionResponse
+found = {}
+for name, answers in json.load(sys.stdin).items():
+    kind = TypeAdapter(getattr(protocol, name, None) or ChatCompletionResponse)
+    found[name] = [json.loads(kind.validate_python(each).model_dump_json()) for each in answers]
+print(json.dumps(found))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -112,3 +123,16 @@ def complete(server: ServerProcess, prompt: list[int] | str, model: str = "rill"
 def metric(server: ServerProcess, name: str) -> float:
     text = httpx.get(server.metrics_url, timeout=PATIENCE_S).text
     return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
+
+
+@pytest.fixture(scope="session")
+def read_by_vllm(vllm_python: str) -> Callable[[dict[str, list[Any]]], Any]:
+    """Return what reads objects as vLLM's own models, by the models' names, and writes them again."""
+
+    def read(objects: dict[str, list[Any]]) -> Any:
+        command = [vllm_python, "-c", _READ]
+        done = subprocess.run(command, input=json.dumps(objects), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return read

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
@@ -18,12 +18,14 @@ import pytest
 import tritonclient.grpc as grpcclient
 import zmq
 
+from tests.gateway.front.http.sse import events_of
 from tests.server_process import ServerProcess, running_command
 from tests.vllm.adapters import merge
 from tests.vllm.conftest import ADAPTERS, LONG, MAX_TOKENS, PATIENCE_S, PROMPTS, RILL, complete, metric
 from tests.waiting import wait_for, wait_until
 
 pytestmark = pytest.mark.vllm
+CHAT, GENERATE = "/v1/chat/completions", "/inference/v1/generate"
 NOBODY = {"additionalProperties": False}
 SCHEMA = {
     "type": "object",
@@ -200,6 +202,32 @@ def test_v2_generates(server: ServerProcess) -> None:
         count.set_data_from_numpy(np.array([8], np.int32))
         result = client.infer("rill", [text, count])
     assert result.as_numpy("text_output").item().decode() == answer["text_output"]
+
+
+def test_vllms_clients_read_all_three_steps(
+    server: ServerProcess, read_by_vllm: Callable[[dict[str, list[Any]]], Any]
+) -> None:
+    messages = [{"role": "user", "content": "What is a block table?"}]
+    body = {"model": "rill", "messages": messages, "max_tokens": 12, "temperature": 0, "logprobs": True}
+
+    def ok(path: str, sent: Any) -> Any:
+        answer = httpx.post(f"{server.base_url}{path}", json=sent, timeout=60)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    rendered = ok(f"{CHAT}/render", body)
+    generated = ok(GENERATE, rendered)
+    streamed = httpx.post(f"{server.base_url}{GENERATE}", json=rendered | {"stream": True}, timeout=60)
+    derendered = ok(f"{CHAT}/derender", {"generate_response": generated, "chat_request": body})
+    assert derendered["choices"] == ok(CHAT, body)["choices"]
+    answers = {
+        "GenerateRequest": [rendered],
+        "GenerateTokensResponse": [generated],
+        "GenerateTokensStreamResponse": events_of(streamed.content)[:-1],
+        "ChatCompletionResponse": [derendered],
+    }
+    again = ok(GENERATE, read_by_vllm(answers)["GenerateRequest"][0])
+    assert again["choices"] == generated["choices"]
 
 
 def test_events_of_the_kv_cache_are_published(server: ServerProcess, kv_events: str) -> None:

@@ -66,6 +66,7 @@ def test_the_turns_of_a_session_go_to_one_replica_until_it_leaves() -> None:
     lost.is_draining = True
     moved = submit_turn(simulation.gateways[0], "without it", "s")
     assert moved != homes[0]
+    assert [simulation.gateways[0].session_replica(each) for each in ("s", "unknown")] == [moved, ""]
     simulation.settle()
     lost.is_draining = False
     assert submit_turn(simulation.gateways[0], "back", "s") == moved

@@ -14,9 +14,11 @@ import pytest
 from fastapi import Request
 
 from sluice.engine.client.stream import Consumer
+from sluice.engine.guidance.closing import Rewritten
 from sluice.engine.types import FinishReason, GrammarKind
 from sluice.gateway.api import translators
 from sluice.gateway.api.anthropic.messages import MessagesTranslator
+from sluice.gateway.api.anthropic.pdfs import PdfTexts
 from sluice.gateway.api.anthropic.schemas import MessagesRequest
 from sluice.gateway.api.ollama.requests import OllamaChatTranslator
 from sluice.gateway.api.ollama.schemas import OllamaChatRequest
@@ -29,6 +31,7 @@ from sluice.gateway.api.openai.schemas import ChatCompletionRequest
 from sluice.gateway.api.translators import STARTS_PER_TURN, Answer, FieldsT, Translate, Translator, parse_with_schemas
 from sluice.gateway.front.http.parsing import parse_body
 from sluice.gateway.front.http.sse import DONE
+from sluice.pipelines.chat import formats
 from sluice.pipelines.chat.formats import parse_tools
 from sluice.pipelines.text.stream import Generate, give
 from sluice.pipelines.text.types import Conversation, TemplateOptions, TextEvent, TextRequest
@@ -54,7 +57,7 @@ def translated(
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["é"]}}}
 OF_RESPONSES = CreateResponseRequest, RESPONSES
-OF_MESSAGES = MessagesRequest, MessagesTranslator
+OF_MESSAGES = MessagesRequest, partial(MessagesTranslator, pdfs=PdfTexts())
 OF_OLLAMA = OllamaChatRequest, OLLAMA
 OF_CHATS = ChatCompletionRequest, partial(ChatTranslator, trusts_templates=False)
 
@@ -200,20 +203,25 @@ PARAMETERS = {
     "properties": {
         "to": {"type": "string", "pattern": r"^(?!\.)[a-z.]+$"},
         "ids": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+        "on": {"type": "strng"},
+        "off": {"$ref": "https://example.com/off.json"},
     },
     "if": {"required": ["to"]},
     "then": {"required": ["ids"]},
 }
 FUNCTION: dict[str, Any] = {"name": "send", "parameters": PARAMETERS}
-TOOLS = [{"type": "function", "function": FUNCTION}]
+FUNCTIONS: list[dict[str, Any]] = [{"name": "a b"}, {"name": "send"}, FUNCTION]
+TOOLS = [{"type": "function", "function": each} for each in FUNCTIONS]
+RESPONSE_TOOLS = [{"type": "function", "strict": None, "parameters": {}, **each} for each in FUNCTIONS]
+CUSTOM_TOOLS = [{"name": each["name"], "input_schema": each.get("parameters", {})} for each in FUNCTIONS]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": TURNS, "max_tokens": 40, "tools": TOOLS},
     "/v1/responses": {
         "input": "x",
         "max_output_tokens": 40,
-        "tools": [{"type": "function", "strict": None, **FUNCTION}],
+        "tools": RESPONSE_TOOLS,
     },
-    "/v1/messages": {"messages": TURNS, "max_tokens": 40, "tools": [{"name": "send", "input_schema": PARAMETERS}]},
+    "/v1/messages": {"messages": TURNS, "max_tokens": 40, "tools": CUSTOM_TOOLS},
     "/api/chat": {"messages": TURNS, "stream": False, "options": {"num_predict": 40}, "tools": TOOLS},
 }
 
@@ -225,8 +233,16 @@ def test_what_calls_are_not_held_to_is_named_in_every_protocol(chat_live: LiveSe
     response = chat_live.post(path, {"model": "rill", **BODIES[path]})
     assert response.status_code == 200, response.text
     warning = response.headers["x-sluice-warning"]
-    for words in ("if is not enforced at # in send", "look-around in the pattern", "uniqueItems is not enforced"):
-        assert words in warning
+    for words in (
+        "if is not enforced at # in send",
+        "look-around in the pattern",
+        "uniqueItems is not enforced",
+        'type is not enforced: there is no type "strng" at #/properties/on in send',
+        '$ref is not enforced: "$ref": "https://example.com/off.json" is outside the schema',
+        'name "a b" is left out: a call needs',
+        'name "send" is left out: a later tool has the same name',
+    ):
+        assert words in warning, warning
 
 
 def test_a_strict_tool_of_which_a_grammar_keeps_to_a_part_is_refused(chat_live: LiveServer) -> None:
@@ -258,7 +274,23 @@ def test_a_long_list_of_tools_is_rewritten_aside_and_in_pieces(monkeypatch: pyte
         return TextRequest(request_id="", prompt=Conversation((), TemplateOptions(tools=tuple(tools))))
 
     asyncio.run(parse_with_schemas(fields, parse, lambda parsed: parsed))
-    assert threads[0].startswith("long-work") and pauses == threads * len(tools)
+    assert threads[0].startswith("long-work") and set(pauses) == set(threads)
+
+
+def test_a_schema_that_has_to_be_compiled_is_compiled_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = list[str]()
+
+    def relax(made: Rewritten) -> Rewritten:
+        threads.append(threading.current_thread().name)
+        return made
+
+    monkeypatch.setattr(formats, "relax", relax)
+    parameters = {"type": "object", "properties": {"here": {"type": "string", "pattern": "^once$"}}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    fields = ChatCompletionRequest.model_validate({"model": "m", "messages": TURNS, "tools": tools})
+    request = TextRequest(request_id="", prompt=Conversation((), TemplateOptions(tools=tuple(tools))))
+    asyncio.run(parse_with_schemas(fields, lambda: request, lambda parsed: parsed))
+    assert len(threads) == 1 and threads[0].startswith("long-work")
 
 
 def test_a_short_list_of_tools_is_parsed_at_once() -> None:

@@ -26,6 +26,14 @@ async def test_the_second_wins_and_the_first_ends_at_once(start: Any, api: Remot
     assert await server.breaker("fast", "far") == "closed"
 
 
+async def test_a_short_answer_to_anthropic_s_clients_is_hedged(start: Any, api: RemoteApi) -> None:
+    api.answer = HeldAnswer(answering("late"))
+    server = await start({"fast": targets("far", "rill", **HEDGED)}, hosted={"far": api.url})
+    body = {"model": "fast", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    answer = await server.client.post("/v1/messages", json=body)
+    assert (answer.status_code, answer.headers["x-sluice-target"]) == (200, "rill")
+
+
 async def test_the_loser_s_blocks_are_freed(start: Any, api: RemoteApi) -> None:
     held = HeldAnswer(answering("x"))
     server = await start({"fast": targets("slow", "far", **HEDGED)}, local=("slow",), hosted={"far": api.url})

@@ -88,20 +88,26 @@ async def test_a_rolling_restart_fails_no_request(enduring: ServerProcess) -> No
     await until(lambda: count(server, "sluice_requests_total") == num_expected)
 
 
-@pytest.mark.parametrize("end", [psutil.Process.kill, psutil.Process.suspend], ids=["killed", "hung"])
+@pytest.mark.parametrize(
+    ("end", "has_successor"),
+    [(psutil.Process.kill, False), (psutil.Process.kill, True), (psutil.Process.suspend, False)],
+)
 async def test_a_lost_worker_is_replaced_and_the_port_answers_meanwhile(
-    enduring: ServerProcess, end: Callable[[psutil.Process], None]
+    enduring: ServerProcess, end: Callable[[psutil.Process], None], has_successor: bool
 ) -> None:
     server = enduring
     losses, requests = count(server, "sluice_http_worker_losses_total"), count(server, "sluice_requests_total")
     async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client:
-        victim = server.workers()[0]
+        victim = min(server.workers(), key=lambda each: int(each.cmdline()[-1]))  # the first to be replaced
+        if has_successor:
+            server.process.send_signal(signal.SIGHUP)
+            await until(lambda: len(server.workers()) == 3)
         end(victim)
         await until(lambda: count(server, "sluice_http_worker_losses_total") == losses + 1)
         for _ in range(8):
             headers = {"connection": "close"}  # a connection of its own, some of which the lost one would have had
             assert (await client.post("/v1/completions", json=PROMPT, headers=headers)).status_code == 200
-        await until(lambda: count(server, "sluice_http_workers") == 2)
+        await until(lambda: len(server.workers()) == count(server, "sluice_http_workers") == 2)
         assert victim.pid not in {each.pid for each in server.workers()}
     await until(lambda: count(server, "sluice_requests_total") == requests + 8)
 
@@ -201,7 +207,7 @@ async def test_a_server_ends_with_its_open_streams_and_leaves_no_process(start_s
     assert not [each for each in children if each.is_running()]
 
 
-async def test_nothing_outlives_a_host_that_is_killed(start_server: StartServer) -> None:
+async def test_nothing_outlives_a_host_that_is_killed_not_even_what_is_stopped(start_server: StartServer) -> None:
     server = await asyncio.to_thread(start_server, WORKERS)
     children = psutil.Process(server.pid).children(recursive=True)
     assert len(children) >= 3
@@ -212,6 +218,10 @@ async def test_nothing_outlives_a_host_that_is_killed(start_server: StartServer)
     ):
         lines = answer.aiter_lines()
         assert "error" not in await anext(lines)
+        client_port = answer.extensions["network_stream"].get_extra_info("client_addr")[1]
+        for each in children:
+            if client_port not in {found.raddr.port for found in each.net_connections("tcp") if found.raddr}:
+                each.suspend()
         server.process.kill()
         rest = "".join([line async for line in lines])
     assert "the server was lost while it answered: send the request again" in rest

@@ -14,6 +14,8 @@ import openai
 import psutil
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import connect
 
 from sluice.cli.keys.command import command as keys_command
 from tests.gateway.workers.servers import PROMPT, WORKERS, count, fetch_metrics
@@ -35,13 +37,13 @@ def test_answers_equal_those_of_one_process(shared: ServerProcess, server: Serve
     messages: Any = [{"role": "user", "content": "Tell me of rivers."}]
     fixed: Any = {"model": MODEL, "messages": messages, "max_tokens": 24, "temperature": 0}
 
-    def connect(to: ServerProcess) -> openai.OpenAI:
+    def client_of(to: ServerProcess) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{to.base_url}/v1", api_key="none")
 
-    with connect(server) as client:
+    with client_of(server) as client:
         expected = client.chat.completions.create(**fixed)
     for _ in range(4):
-        with connect(shared) as client:
+        with client_of(shared) as client:
             answer = client.chat.completions.create(**fixed)
             text = "".join(
                 each.choices[0].delta.content or "" for each in client.chat.completions.create(**fixed, stream=True)
@@ -286,6 +288,16 @@ def test_timelines_of_workers_are_found_by_whoever_is_asked(shared: ServerProces
     assert {f"timed-{number}" for number in range(6)} <= {each["id"] for each in listed}
 
 
+def test_a_session_whose_requests_went_to_several_workers_is_shown_once(shared: ServerProcess) -> None:
+    for _ in range(6):  # each over a connection of its own
+        with shared.client(headers={"x-session-id": "of both", "x-parent-session-id": "its parent"}) as client:
+            assert client.post("/v1/completions", json=PROMPT).status_code == 200
+    with shared.client() as client:
+        sample = client.get("/v1/admin/live", params={"once": "true", "interval_secs": 0.25}).json()
+    found = [(each["parent"], each["num_turns"]) for each in sample["sessions"] if each["name"] == "of both"]
+    assert found == [("its parent", 6)]
+
+
 async def test_open_requests_of_workers_are_listed_and_cancelled(shared: ServerProcess) -> None:
     body = {**PROMPT, "max_tokens": 30_000, "stream": True}
     async with httpx.AsyncClient(base_url=shared.base_url, timeout=PATIENCE_S) as client:
@@ -343,3 +355,22 @@ async def test_limits_hold_over_all_workers_and_every_request_is_in_the_ledger(
     await asyncio.sleep(2)
     assert [(await ask(limited)).status_code for _ in range(4)] == [401] * 4
     assert json.dumps(limited) not in server.log
+
+
+def test_a_websocket_through_a_worker_is_the_hosts_and_ends_with_it(checkpoint: Path, tmp_path: Path) -> None:
+    event = {"type": "response.create", "model": MODEL, "input": "Hello", "store": False}
+    with running_server(checkpoint, tmp_path / "log", WORKERS) as server:
+        server.wait_ready()
+        with connect(f"ws{server.base_url.removeprefix('http')}/v1/responses") as socket:
+            previous = None
+            for num_tokens in (4, 8):
+                asked = {**event, "max_output_tokens": num_tokens, "previous_response_id": previous}
+                socket.send(json.dumps(asked))
+                while (last := json.loads(socket.recv(PATIENCE_S)))["type"] != "response.incomplete":
+                    assert last["type"] != "error", last
+                previous = last["response"]["id"]
+                assert last["response"]["usage"]["output_tokens"] == num_tokens
+            os.kill(server.pid, signal.SIGTERM)
+            with pytest.raises(ConnectionClosedError) as closed:
+                socket.recv(PATIENCE_S)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012

@@ -66,6 +66,8 @@ UNCHANGED: dict[str, Any] = {
     "queue_timeout_s": 1.0,
     "protocol": "openai_chat",
     "session": "x",
+    "parent_session": "x",
+    "requires_budget": False,
 }
 
 

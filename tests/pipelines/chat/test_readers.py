@@ -49,7 +49,7 @@ def joined(parts: list[Part]) -> Answer:
 
 def reader_of(sample: Sample) -> ChatReader:
     formats = find_formats("", sample.tools, sample.reasoning)
-    reader = formats.reader(TOOLS if formats.tools is not None else ())
+    reader = formats.reader(parse_tools(TOOLS) if formats.tools is not None else ())
     assert reader is not None
     assert reader.read(TextEvent("", 0, 1, 0, detail=TextDetail(prompt_end=sample.prompt_end))) == []
     return reader

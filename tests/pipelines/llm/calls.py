@@ -9,10 +9,11 @@ import numpy as np
 from sluice.pipelines.llm.model import LlmModel
 from sluice.pipelines.text.stream import StreamRecord
 from sluice.pipelines.text.types import TextEvent
-from sluice.serving.model import infer_one, infer_stream
+from sluice.serving.model import infer_one
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.tensors.tensor import Tensor
 from tests.engine.fake_runner import echo_next
+from tests.serving.backends.builders import infer_stream
 
 VOCAB_SIZE = 4096
 

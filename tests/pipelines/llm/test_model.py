@@ -15,12 +15,13 @@ from sluice.pipelines.text.sampling import SamplingDefaults
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.pipelines.text.types import SamplingOverrides, TextRequest
 from sluice.serving.job import InferJob
-from sluice.serving.model import infer_one, infer_stream
+from sluice.serving.model import infer_one
 from sluice.serving.request import InferResponse
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.calls import Record, ask, request, responses
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.pulled import pulled
+from tests.serving.backends.builders import infer_stream
 from tests.waiting import PATIENCE_S, until
 
 LONG = {"text_input": "hello", "max_tokens": 400, "ignore_eos": True}

@@ -91,8 +91,8 @@ async def model(folder: Path, tokenizer: Tokenizer) -> AsyncIterator[LlmText]:
     await client.stop()
 
 
-def tool(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+def tool(parameters: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters, **fields}}
 
 
 def chat(choice: ToolChoice = AUTO, tools: Any = TOOLS, **fields: Any) -> TextRequest:
@@ -212,12 +212,12 @@ async def test_a_schema_of_the_text_leaves_room_for_calls(model: LlmText) -> Non
         (chat(ToolChoice(names=("dance",))), "tool_choice", "tool_choice names 'dance'; tools has set_light, count"),
         (chat(grammar=Grammar(GrammarKind.REGEX, "a+")), "grammar", "json_schema or json_object, got regex"),
         (
-            chat(tools=(tool({"properties": {"a": {"type": "x"}}}),)),
+            chat(tools=(tool({"properties": {"a": {"type": "x"}}}, strict=True),)),
             "tools",
-            'the JSON schema of the tool f cannot be used: at #/properties/a: there is no type "x"',
+            "the JSON schema of the tool f cannot be used: at #/properties/a: type is not enforced: there is no type",
         ),
         (
-            chat(tools=(tool({"x-guidance": {}}),)),
+            chat(tools=(tool({"x-guidance": {}}, strict=True),)),
             "tools",
             "the JSON schema of the tool f cannot be used: at #: x-guidance",
         ),

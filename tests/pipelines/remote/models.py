@@ -13,12 +13,12 @@ from sluice.pipelines.llm.services import LlmServices, RequestLimits
 from sluice.pipelines.remote.backend import OpenAIBackend
 from sluice.serving.backend import BackendContext
 from sluice.serving.config.completion import fill_defaults
-from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSource
 from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.llm.calls import Record
-from tests.serving.backends.builders import Lookup
+from tests.serving.backends.builders import Lookup, infer_stream
 
 NAME = "hosted"
 USER = '[{"role": "user", "content": "hello"}]'

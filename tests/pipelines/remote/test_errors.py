@@ -10,7 +10,6 @@ import pytest
 
 from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.remote.client import ApiErrors
-from sluice.serving.model import infer_stream
 from tests.pipelines.llm.calls import Record
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, request
 from tests.pipelines.remote.remote_api import (
@@ -24,6 +23,7 @@ from tests.pipelines.remote.remote_api import (
     usage,
     whole,
 )
+from tests.serving.backends.builders import infer_stream
 from tests.waiting import PATIENCE_S, until
 
 KEY = "sk-very-secret"

@@ -13,14 +13,13 @@ from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode
 from sluice.pipelines.text.model import text_model_of
 from sluice.pipelines.text.types import ChatMessage, Conversation, SamplingOverrides, TextRequest
-from sluice.serving.model import infer_stream
 from sluice.serving.tensors.tensor import Array
 from tests.gateway.front.http.live import MODEL, LiveServer, live_server
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, stream
 from tests.pipelines.remote.models import request as request_to
 from tests.pipelines.remote.remote_api import Exchange, RemoteApi, chunk, usage
 from tests.pulled import collected
-from tests.serving.backends.builders import Lookup
+from tests.serving.backends.builders import Lookup, infer_stream
 from tests.serving.backends.ensemble.parts import FunctionModel, config_of, request, simple_config
 from tests.serving.backends.ensemble.parts import load as load_ensemble
 from tests.waiting import PATIENCE_S

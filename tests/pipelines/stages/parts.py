@@ -10,11 +10,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sluice.serving.backend import Backend, BackendContext
 from sluice.serving.job import InferJob
-from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSource, build_spec
 from sluice.serving.tensors.tensor import Array, Tensor
-from tests.serving.backends.builders import Lookup
+from tests.serving.backends.builders import Lookup, infer_stream
 
 
 def config_of(text: str, **parameters: str) -> ModelConfig:

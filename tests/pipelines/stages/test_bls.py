@@ -12,7 +12,7 @@ from sluice.errors import ErrorCode, SluiceError
 from sluice.pipelines.stages.backend import BlsBackend, PostprocessingBackend, PreprocessingBackend
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.serving.job import InferJob
-from sluice.serving.model import Model, ResponseStream, infer_one
+from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.tensors.tensor import Tensor
 from tests.pipelines.stages.parts import (
@@ -27,7 +27,7 @@ from tests.pipelines.stages.parts import (
     streaming,
     texts,
 )
-from tests.serving.backends.builders import Lookup
+from tests.serving.backends.builders import Lookup, infer_stream
 from tests.waiting import PATIENCE_S
 
 CONFIG = 'name: "tensorrt_llm_bls" backend: "tensorrt_llm_bls" max_batch_size: 4 '
@@ -184,19 +184,15 @@ async def test_another_postprocessing_is_called(serve: Serve, rill: Tokenizer) -
 
 
 async def test_a_disconnect_cancels_the_token_model(serve: Serve, rill: Tokenizer) -> None:
-    begun = asyncio.Event()
-
     def answer(job: InferJob) -> None:
         job.respond(generated(ids_of(rill, "A"), is_final=False))
-        begun.set()
 
     token_model = Scripted(answer)
     model = await serve(token_model)
-    stream = ResponseStream(model, request(model, **bls_fields(stream=[[True]])))
+    stream = infer_stream(model, request(model, **bls_fields(stream=[[True]])))
     async with asyncio.timeout(PATIENCE_S):
-        await begun.wait()
-        await stream.wait()
-        stream.cancel()
+        await anext(stream)
+        await stream.aclose()
         await model.wait_idle()
     assert token_model.jobs[0].is_cancelled
 

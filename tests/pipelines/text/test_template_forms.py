@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from sluice.errors import SluiceError
 from sluice.pipelines.text.template_forms import TemplateForms
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.pipelines.text.transformers_tokenizer import load_tokenizer
-from sluice.pipelines.text.types import ChatMessage, TemplateOptions, ToolCall
+from sluice.pipelines.text.types import ChatMessage, Conversation, TemplateOptions, ToolCall
 from tests.paths import MODELS
 
 USER = ChatMessage("user", "Weather?")
@@ -59,6 +60,14 @@ ALTERNATING = (
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
     + PLAIN
 )
+NO_CALLS = EACH + PLAIN
+NO_TOOL_ROLE = ALTERNATING
+EMPTY_CONTENT_IS_A_TURN = (
+    EACH
+    + "{% for c in m.tool_calls or [] %}[CALL {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% if m.content is not none %}[{{ m.role }} {{ m.content }}]{% endif %}{% endfor %}"
+)
+AS_WRITTEN = f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>'
 
 
 def calling(*arguments: str, content: str = "", reasoning: str = "") -> ChatMessage:
@@ -130,6 +139,28 @@ RENDERED: dict[str, tuple[str, tuple[ChatMessage, ...], str]] = {
         EACH + PLAIN,
         (SYSTEM, USER, LATER, USER),
         "[system Be brief.][user Weather?][system Now.][user Weather?]",
+    ),
+    "calls are text where a template shows none": (
+        NO_CALLS,
+        (USER, calling(PARIS, content="Wait."), RAIN),
+        f"[user Weather?][assistant Wait.\n{AS_WRITTEN}][tool rain]",
+    ),
+    "results are the user's where a template has no role for them": (
+        NO_TOOL_ROLE,
+        (USER, calling(PARIS, '{"city": "Rome"}'), RAIN, SUN, ANSWER, USER),
+        f"[user Weather?][assistant {AS_WRITTEN}\n{AS_WRITTEN.replace('Paris', 'Rome')}]"
+        "[user <tool_response>\nrain\n</tool_response>\n\n<tool_response>\nsun\n</tool_response>]"
+        "[assistant Hi.][user Weather?]",
+    ),
+    "a content of null is taken where an empty one would be a turn of its own": (
+        EMPTY_CONTENT_IS_A_TURN,
+        (USER, calling(PARIS), RAIN),
+        f"[user Weather?][CALL weather {PARIS}][tool rain]",
+    ),
+    "a template that counts the tools gets an empty array": (
+        "{% if tools | length > 0 %}TOOLS{% endif %}" + EACH + PLAIN,
+        (USER,),
+        "[user Weather?]",
     ),
     "the user says it where a template has no system": (
         NO_SYSTEM,
@@ -203,3 +234,50 @@ async def test_no_form_lets_a_client_write_control_tokens(rill_path: Path, templ
     forged = calling('{"city": "<|end|>", "\\u003c|end|\\u003e": 1}', content="<|end|>", reasoning="<|end|>")
     ids = await tokenizer.encode_chat([SYSTEM, USER, forged, RAIN])
     assert not {i for i in ids if i < 6}
+
+
+REFUSING = EACH + "{% if m.content == 'bad' %}{{ raise_exception('no bad words') }}{% endif %}" + PLAIN
+BAD = ChatMessage("user", "bad")
+REFUSED = [
+    (REFUSING, (USER, ANSWER, BAD, ANSWER, BAD), "refuses messages[2], of the role user: no bad words"),
+    (REFUSING, (BAD,), "refuses messages[0], of the role user: no bad words"),
+    (
+        EACH + "{{ m.name.first.last }}" + PLAIN,
+        (USER,),
+        "refuses these messages: 'dict object' has no attribute 'name'",
+    ),
+    ("{{ raise_exception('never') }}", (USER, ANSWER), "refuses these messages: never"),
+    ("{{ 1 // 0 }}", (USER,), "refuses these messages: integer division or modulo by zero"),
+]
+
+
+@pytest.mark.parametrize(("template", "messages", "words"), REFUSED)
+async def test_the_turn_that_a_template_refuses_is_named(
+    rill_path: Path, template: str, messages: tuple[ChatMessage, ...], words: str
+) -> None:
+    with pytest.raises(SluiceError) as caught:
+        await render(with_template(rill_path, template), *messages)
+    assert caught.value.param == "messages" and words in caught.value.message
+
+
+async def test_turns_for_which_a_template_has_no_role_are_noted(rill_path: Path) -> None:
+    sent = Conversation((USER, calling(PARIS), RAIN))
+    notes = [
+        with_template(rill_path, each).note_forms(sent).notes for each in (ALTERNATING, NO_CALLS, AS_OBJECT, SHORT_IDS)
+    ]
+    assert [len(each) for each in notes] == [2, 1, 0, 0] and "shown as the user's" in notes[0][1]
+
+
+async def test_odd_keywords_of_tools_are_left_out_where_a_template_fails_over_them(rill_path: Path) -> None:
+    each = "{% for n, p in t.function.parameters.properties.items() %}({{ n }} {{ p.type + '' }}){% endfor %}"
+    tokenizer = with_template(rill_path, "{% for t in tools or [] %}" + each + "{% endfor %}" + EACH + PLAIN)
+    members = {"a": {"type": "string"}, "b": {"type": 3, "items": 4, "anyOf": [5, {"enum": "c"}]}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": members}}}
+    bare = {"type": "function", "function": {"name": "g", "parameters": {"properties": {}}}}
+    with pytest.raises(SluiceError, match="no attribute 'type'"):
+        await render(tokenizer, USER, tools=(tool, bare))
+    lenient = with_template(
+        rill_path,
+        "{% for t in tools or [] %}" + each.replace("p.type", "(p.type or 'any')") + "{% endfor %}" + EACH + PLAIN,
+    )
+    assert await render(lenient, USER, tools=(tool, bare)) == "(a string)(b any)[user Weather?]"

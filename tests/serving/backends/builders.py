@@ -1,13 +1,15 @@
 """Requests, their results and a context for tests of several backends."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import numpy as np
 
 from sluice.errors import ErrorCode, SluiceError
+from sluice.pipelines.text.stream import Called
 from sluice.serving.backend import BackendContext
-from sluice.serving.model import Model, infer_one
-from sluice.serving.request import InferRequest
+from sluice.serving.model import Model, ResponseStream, infer_one
+from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.tensors.tensor import Array, Tensor
 from tests.waiting import PATIENCE_S
 
@@ -55,3 +57,17 @@ async def check_batching(model: Model) -> None:
         assert answer["difference"].tolist() == (row - 1).tolist()
     assert model.statistics.execution_count < len(rows)
     assert model.statistics.inference_count == sum(len(row) for row in rows)
+
+
+async def infer_stream(model: Model, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+    """Yield each response of any model, the last one final. Closing the generator cancels the request."""
+    arrived: asyncio.Queue[InferResponse | None] = asyncio.Queue()
+    reading = asyncio.create_task(ResponseStream(model, request).pass_to(Called(arrived.put_nowait)))
+    reading.add_done_callback(lambda _: arrived.put_nowait(None))
+    try:
+        while (response := await arrived.get()) is not None:
+            yield response
+        await reading
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])

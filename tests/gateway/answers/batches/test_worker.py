@@ -187,9 +187,11 @@ async def test_a_file_from_before_shelves_keeps_its_files_and_batches(tmp_path: 
     store = StateStore(tmp_path, 50, 1 << 20)
     assert [each.id for each in await store.files("o", "", Page(10))] == ["file-b", "file-a"]
     assert [each.id for each in await store.batches("o", Page(10))] == ["batch_2", "batch_1"]
+    assert await store.batches("o", Page(10), "/v1/messages") == await store.batches("p", Page(10)) == []
     assert (await store.batch("o", "batch_1")).times == ended.times
     assert [each.id for each in await store.unfinished()] == ["batch_2"]
     await store.add_file(file_record("file-c", 8))
+    await store.add_file(msgspec.structs.replace(file_record("file-old", 0), expires_at=1))  # is not listed
     assert (await store.files("o", "", Page(10)))[0].id == "file-c"
     with pytest.raises(SluiceError, match="the stored files have 50"):
         await store.add_file(file_record("file-d", 1))

@@ -144,7 +144,10 @@ def answer_in_one(*_: Any) -> Generate:
         ({"messages": []}, "messages must not be empty"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role must be 'user', 'assistant' or 'system'"),
         ({"messages": [*TURNS, {"role": "assistant", "content": "A "}]}, "messages[1].content of the assistant"),
-        ({"messages": [{"role": "user", "content": [{"type": "xyz"}]}]}, "messages[0].content[0] must be a block of"),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "x"}]}]},
+            "messages[0].content[0] must be a block, an object",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64"}}]}]},
             "messages[0].content[0].source.data is required where its type is base64",
@@ -154,8 +157,10 @@ def answer_in_one(*_: Any) -> Generate:
             "messages[0].content[0].source.url is not supported: model 'rill' takes text alone",
         ),
         ({"tools": [{"name": "t", "input_schema": {}}]}, "no tool calls in a known format; leave out the tools"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type must be 'disabled' or 'adaptive'"),
+        ({"thinking": {"type": "often"}}, "thinking.type must be 'disabled', 'adaptive', 'enabled' or 'between_tools'"),
         ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
+        ({"stop_sequences": ["a" * 1025]}, "stop_sequences[0] has 1025 characters"),
+        ({"stop_sequences": ["a"] * 65}, "stop_sequences has 65 strings"),
         ({"logprobs": True}, "logprobs is refused, unless it is false: chat completions have them"),
         ({"stop": ["a"]}, "stop is refused: send stop_sequences"),
         ({"beam_width": 2}, "beam_width needs the TensorRT-LLM runtime"),
@@ -166,6 +171,66 @@ def test_bad_input_is_refused_in_anthropics_shape(live: LiveServer, change: dict
     answer = response.json()
     assert (response.status_code, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
     assert message in answer["error"]["message"]
+
+
+def test_the_context_may_end_an_answer_before_max_tokens(live: LiveServer, client: "anthropic.Anthropic") -> None:
+    words = {"role": "user", "content": "word " * 990}
+    sent: Any = {**SENT, "messages": [words], "max_tokens": 32_000}
+    with client.messages.stream(**sent) as stream:
+        streamed = stream.get_final_message()
+    for answer in (streamed, client.messages.create(**sent | {"max_tokens": 10**30})):
+        assert answer.stop_reason == "model_context_window_exceeded"
+        usage = answer.usage
+        num_prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0)
+        assert num_prompt + usage.output_tokens == live.model.max_model_len
+    assert client.messages.create(**{**sent, "max_tokens": 2}).stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize("num_words", [1020, 1500])
+def test_a_prompt_that_is_too_long_is_refused_in_anthropics_words(
+    client: "anthropic.Anthropic", num_words: int
+) -> None:
+    import anthropic
+
+    turns: Any = [{"role": "user", "content": "word " * num_words}]
+    count = client.messages.count_tokens(model=MODEL, messages=turns, system=SYSTEM).input_tokens
+    with pytest.raises(anthropic.BadRequestError, match=f"prompt is too long: {count} tokens > 1023 maximum") as raised:
+        client.messages.create(**{**SENT, "messages": turns})
+    assert raised.value.request_id and raised.value.request_id == raised.value.body["request_id"]  # type: ignore[index]
+
+
+def test_a_stream_that_fails_ends_in_an_error_with_the_request_s_id(live: LiveServer) -> None:
+    live.runner.hold_after(2)
+    body = {**BODY, **GREEDY, "stream": True}
+    with live.client.stream("POST", PATH, json=body) as answer:
+        pieces = answer.iter_text()
+        text = next(pieces)
+        live.runner.wait_held()
+        live.runner.error = RuntimeError("broken")
+        live.runner.release()
+        text += "".join(pieces)
+    live.runner.error = None
+    last = json.loads(text.strip().rpartition("data: ")[2])
+    assert (last["type"], last["error"]["type"]) == ("error", "api_error")
+    assert last["request_id"] == answer.headers["request-id"]
+
+
+def test_thinking_has_no_effect_on_a_model_without_it(live: LiveServer) -> None:
+    for thinking in ({"type": "enabled", "budget_tokens": 1024, "display": "omitted"}, {"type": "adaptive"}):
+        answer = live.post(PATH, {**BODY, **GREEDY, "thinking": thinking, "output_config": {"effort": "low"}})
+        assert answer.json()["content"][0]["text"] == expected(live)
+        assert answer.headers["x-sluice-warning"] == "fields without effect here: thinking, output_config.effort"
+    assert "x-sluice-warning" not in live.post(PATH, {**BODY, "thinking": {"type": "disabled"}}).headers
+
+
+def test_models_have_anthropics_shape(live: LiveServer, client: "anthropic.Anthropic") -> None:
+    from anthropic.types import ModelInfo
+
+    [listed] = client.models.list()
+    found = ModelInfo.model_validate(client.models.retrieve(MODEL).model_dump())
+    assert found == listed and found.capabilities is not None
+    assert (found.max_input_tokens, found.max_tokens) == (live.model.max_model_len, live.model.max_model_len)
+    assert not found.capabilities.thinking.supported and not found.capabilities.image_input.supported
 
 
 def test_values_of_other_routes_that_change_nothing_are_taken(live: LiveServer) -> None:

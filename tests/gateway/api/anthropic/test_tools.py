@@ -1,6 +1,7 @@
 """Tool uses and thinking as Anthropic's own client sees them, whole and streamed."""
 
 import json
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import jsonschema
 import pytest
 
 from tests.gateway.front.http.live import MODEL, LiveServer
+from tests.pipelines.rag.documents.pdf_writer import Pdf
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -127,6 +129,56 @@ def test_a_conversation_with_results_goes_on(chat_live: LiveServer, client: "ant
     assert count > client.messages.count_tokens(model=MODEL, messages=turns).input_tokens
 
 
+@pytest.mark.parametrize("value", ["99999999999999999999", "1e999", "[" * 250 + "]" * 250])
+def test_an_input_is_what_the_model_wrote(chat_live: LiveServer, value: str) -> None:
+    """Also with a number or a depth that not every reader of JSON has."""
+    chat_live.say(f'<tool_call>\n{{"name": "put", "arguments": {{"value": {value}}}}}\n</tool_call>')
+    schema = {"type": "object", "properties": {"value": {}}}
+    body = {**BODY, "max_tokens": 700, "tools": [{"name": "put", "input_schema": schema}]}
+    answer = chat_live.post(PATH, body)
+    assert answer.status_code == 200 and f'"input":{{"value": {value}}}' in answer.text, answer.text
+    function = {"type": "function", "function": {"name": "put", "parameters": schema}}
+    body = {"model": MODEL, "messages": TURNS, "tools": [function], "options": {"num_predict": 700}}
+    for is_streamed in (False, True):
+        answer = chat_live.post("/api/chat", {**body, "stream": is_streamed})
+        assert answer.status_code == 200 and f'"arguments":{{"value": {value}}}' in answer.text, answer.text
+
+
+def test_there_may_be_hundreds_of_tools(chat_live: LiveServer, client: "anthropic.Anthropic") -> None:
+    chat_live.say("Done.")
+    tools = [{"name": f"f{number}", "input_schema": {"type": "object"}, "defer_loading": True} for number in range(300)]
+    counted = client.messages.count_tokens(model=MODEL, messages=TURNS, tools=TOOLS + tools)
+    assert counted.input_tokens > 300 * 10
+    answer = chat_live.post(PATH, {**BODY, "tools": TOOLS + tools, "tool_choice": {"type": "none"}})
+    assert answer.json()["content"] == [{"type": "text", "text": "Done."}], answer.text
+
+
+def test_a_pdf_is_counted_as_it_is_answered(chat_live: LiveServer) -> None:
+    chat_live.say("Done.")
+    source = {
+        "type": "base64",
+        "media_type": "application/pdf",
+        "data": b64encode(Pdf([["Hello." * 9]]).to_bytes()).decode(),
+    }
+    turns = [{"role": "user", "content": [{"type": "document", "source": source}]}]
+    answer = chat_live.post(PATH, {**BODY, "messages": turns})
+    assert answer.status_code == 200 and "x-sluice-warning" not in answer.headers, answer.text
+    bodies = [{"model": MODEL, "tools": TOOLS, "messages": each} for each in (turns, TURNS)]
+    counted, shorter = [chat_live.post(PATH + "/count_tokens", each).json()["input_tokens"] for each in bodies]
+    assert counted == used(answer.json()["usage"]) > shorter
+
+
+def used(usage: dict[str, int]) -> int:
+    """Return the number of the prompt's tokens."""
+    return usage["input_tokens"] + usage["cache_read_input_tokens"] + usage["cache_creation_input_tokens"]
+
+
+def test_thoughts_that_cannot_be_bounded_are_as_long_as_the_model_likes(chat_live: LiveServer) -> None:
+    chat_live.say("<think>hm</think>Done.")
+    answer = chat_live.post(PATH, {**BODY, "thinking": {"type": "enabled", "budget_tokens": 1}, "max_tokens": 400})
+    assert [block["type"] for block in answer.json()["content"]] == ["thinking", "text"], answer.text
+
+
 def test_no_tool_may_be_used(chat_live: LiveServer, client: "anthropic.Anthropic") -> None:
     chat_live.say("<think>hm</think>" + OFF)
     answer = client.messages.create(**BODY, tool_choice={"type": "none"}, thinking={"type": "adaptive"})
@@ -164,36 +216,83 @@ def test_the_system_may_speak_among_the_turns(chat_live: LiveServer, turns: list
     assert plain["input_tokens"] == rendered["count"]
 
 
+SEARCH: Any = {"type": "web_search_20250305", "name": "web_search"}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a/b.png"}}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type must be 'custom'"),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name must have 1 to 128 letters"),
-        ({"tools": [{"name": "f"}]}, "tools[0].input_schema is required"),
+        ({"tools": [*TOOLS, SEARCH]}, "fields without effect here: tools[2] (web_search_20250305)"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "of_next_year"}, TURNS[0] | {"type": "text", "text": "x"}]}
+                ]
+            },
+            "messages[0].content[0] (of_next_year)",
+        ),
         (
             {"messages": [*TURNS, {"role": "system", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}]},
-            "messages[1].content[0].type may be 'tool_use' only where the role is assistant",
+            "messages[1].content[0] (tool_use)",
         ),
-        ({"tools": TOOLS * 2}, 'tools[2].name is "set_light" as that of another tool'),
-        ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name must be one of set_light, all_off, got 'x'"),
-        ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice.type must be 'auto' or 'none' without tools"),
+        (
+            {"messages": [{"role": "user", "content": [RESULT | {"content": [IMAGE]}]}]},
+            "messages[0].content[0].content[0] (image)",
+        ),
+        ({"mcp_servers": [{"type": "url"}]}, "ignored unknown fields: mcp_servers"),
+    ],
+)
+def test_what_the_model_does_not_get_is_named(chat_live: LiveServer, change: dict[str, Any], words: str) -> None:
+    chat_live.say("Done.")
+    answer = chat_live.post(PATH, {**BODY, **change})
+    assert answer.status_code == 200 and words in answer.headers["x-sluice-warning"], answer.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [],
+        [{"type": "text", "text": ""}],
+        [{"type": "thinking", "thinking": "hm", "signature": ""}, {"type": "redacted_thinking", "data": "x"}],
+        [{"type": "tool_use", "id": "a", "name": "set_light", "input": {"room": "ha"}}],
+        [
+            {"type": "thinking", "thinking": "hm", "signature": ""},
+            {"type": "text", "text": "One. "},
+            {"type": "tool_use", "id": "a", "name": "gone", "input": {}, "caller": {"type": "direct"}},
+        ],
+    ],
+)
+def test_what_the_assistant_said_is_taken_back(chat_live: LiveServer, said: list[Any]) -> None:
+    chat_live.say("Done.")
+    turns = [*TURNS, {"role": "assistant", "content": said}, *TURNS, {"role": "user", "content": [RESULT]}]
+    answer = chat_live.post(PATH, {**BODY, "messages": turns})
+    assert answer.status_code == 200 and "x-sluice-warning" not in answer.headers, answer.text
+    counted = chat_live.post(PATH + "/count_tokens", {"model": MODEL, "messages": turns, "tools": TOOLS}).json()
+    assert counted["input_tokens"] == used(answer.json()["usage"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"tools": [*TOOLS, SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
+            "tool_choice.name must be a tool that the client runs: 'web_search' of the type",
+        ),
+        (
+            {"tools": [SEARCH], "tool_choice": {"type": "any"}},
+            "tool_choice.type must be 'none' or 'auto' without tools",
+        ),
+        ({"tools": [{"type": 1}]}, "tools[0] must be a tool, an object whose type is a string"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema is required"),
+        ({"tool_choice": {"type": "tool", "name": "x"}}, 'tool_choice.name must be one of set_light, all_off, got "x"'),
+        ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice.type must be 'none' or 'auto' without tools"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}]},
             "messages[0].content[0].type may be 'tool_use' only where the role is assistant",
         ),
         (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}],
-                    }
-                ]
-            },
-            "messages[0].content[0].content[0] is not supported: models take text, and some take images",
-        ),
-        (
-            {"tools": [{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "x"}}}}]},
+            {"tools": [{"name": "f", "strict": True, "input_schema": {"properties": {"a": {"type": "x"}}}}]},
             "the JSON schema of the tool f cannot be used: at #/properties/a",
         ),
     ],

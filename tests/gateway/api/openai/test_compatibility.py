@@ -32,9 +32,13 @@ VALUES: dict[str, Any] = {
     "frequency_penalty": 0.5,
     "ignore_eos": True,
     "logit_bias": {"5": 1},
+    "client_metadata": {"x": "y"},
+    "context_management": [{"type": "compaction", "compact_threshold": 1}],
     "max_completion_tokens": 1,
     "max_output_tokens": 1,
     "metadata": {},
+    "diagnostics": {"previous_message_id": None},
+    "prompt_cache_options": {"comparison_response_id": "resp_1"},
     "min_p": 0.5,
     "min_tokens": 1,
     "n": 2,
@@ -83,6 +87,11 @@ VALUES: dict[str, Any] = {
     "verbosity": "low",
     "cache_control": {"type": "ephemeral"},
     "service_tier": "auto",
+    "betas": ["context-1m-2025-08-07"],
+    "container": "c",
+    "inference_geo": "us",
+    "output_format": {"type": "json_schema", "schema": {"type": "object"}},
+    "speed": "fast",
 }
 """A value for each field that has an effect, or none, but is known."""
 FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}}
@@ -104,6 +113,7 @@ FIELDS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/responses", "stream_options"): {"stream_options": {"include_obfuscation": False}, "stream": True},
     ("/v1/responses", "tools"): {"tools": [{"type": "function", **FUNCTION}]},
     ("/v1/responses", "tool_choice"): {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
+    ("/v1/messages", "context_management"): {"context_management": {"edits": []}},
     ("/v1/messages", "tools"): {"tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]},
     ("/v1/messages/count_tokens", "tools"): {"tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]},
     ("/api/chat", "tools"): {"tools": TOOLS},
@@ -132,7 +142,7 @@ LACKING: dict[str, Any] = {
 """Fields that need what the server of this test lacks: another runtime, an adapter, a pipeline, eyes, a store."""
 OF_CHAT_MODELS = {
     *("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
-    *("reasoning_effort", "include_reasoning", "reasoning", "think"),
+    *("reasoning_effort", "include_reasoning", "reasoning", "think", "output_format"),
 }
 """Fields that need a model that reasons and calls tools."""
 WITHOUT_EFFECT = {each: each for each in ("store", "verbosity")} | {

@@ -30,7 +30,7 @@ from sluice.pipelines.rag.stores.sqlite.store import SqliteStore
 from sluice.pipelines.rag.types import CollectionInfo
 from sluice.pipelines.text.model import TextModel, text_model_of
 from sluice.pipelines.text.stream import give
-from sluice.pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
+from sluice.pipelines.text.types import AS_IT_IS, Conversation, Prompt, PromptForm, TextEvent, TextRequest
 from sluice.serving.job import InferJob
 from sluice.serving.model import Model
 from sluice.serving.spec import build_spec
@@ -101,11 +101,15 @@ class ScriptedPipeline:
     failure: str | None = None
     fingerprint: str = "fp_0"
     template_names: frozenset[str] = frozenset()
+    max_images: int = 0
     events: list[TextEvent | Exception] = field(default_factory=list)
     requests: list[TextRequest] = field(default_factory=list)
     may_continue: asyncio.Event = field(default_factory=asyncio.Event)
     """The events after the first two wait until this is set."""
     was_closed: threading.Event = field(default_factory=threading.Event)
+
+    def adapt(self, conversation: Conversation) -> Conversation:
+        return conversation
 
     async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
         return prompt

@@ -50,8 +50,8 @@ _TURNS = 8
 class SteppedRunner(EchoRunner):
     """An echo that lets the server write each token before it makes the next, and that a test can hold."""
 
-    def __init__(self, num_blocks: int, eos_token_ids: tuple[int, ...] = ()) -> None:
-        super().__init__(num_blocks=num_blocks, eos_token_ids=eos_token_ids)
+    def __init__(self, num_blocks: int, eos_token_ids: tuple[int, ...] = (), max_model_len: int = 1024) -> None:
+        super().__init__(num_blocks=num_blocks, eos_token_ids=eos_token_ids, max_model_len=max_model_len)
         self.loop = asyncio.get_running_loop()
         self.error: Exception | None = None
         """Exception that every step raises, where set."""
@@ -253,6 +253,7 @@ def live_server(
     given_engine: Callable[[], EngineClient] | None = None,
     on_port: bool = False,
     ledger: CallLedger | None = None,
+    max_model_len: int = 1024,
 ) -> Iterator[LiveServer]:
     """Run a server on a thread of its own, for blocking clients. `given_engine` makes an engine in place of a
     stand-in. With `on_port` its client has an address, as it needs where addresses decide."""
@@ -260,7 +261,7 @@ def live_server(
     def make_engine() -> tuple[EngineClient, SteppedRunner | None]:
         if given_engine is not None:
             return given_engine(), None
-        runner = SteppedRunner(num_blocks, () if checkpoint is RILL_TOKENIZER else (END,))
+        runner = SteppedRunner(num_blocks, () if checkpoint is RILL_TOKENIZER else (END,), max_model_len)
         return engine_class(engine_config or EngineConfig(model_path="none"), runner), runner
 
     ready, over = threading.Event(), threading.Event()

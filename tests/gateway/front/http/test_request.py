@@ -15,6 +15,7 @@ from sluice.gateway.front.http import request as request_module
 from sluice.gateway.front.http.errors import install_error_handlers
 from sluice.gateway.front.http.request import parse_scheduling, read_body, run_while_connected
 from sluice.gateway.options.http import RequestOptions
+from sluice.gateway.plane.models import find_session, session_in
 from tests.errors import error_of
 from tests.gateway.front.http.plain_server import serving
 
@@ -97,7 +98,7 @@ async def test_a_failure_in_the_turn_of_the_deadline_is_not_logged_as_lost() -> 
 
 
 NOTHING = RequestOptions()
-BY_DEFAULT = {"tenant": "", "session": "", "priority": 0}
+BY_DEFAULT = {"tenant": "", "session": "", "parent_session": "", "priority": 0}
 
 
 def test_without_headers_the_body_and_the_server_s_defaults_hold() -> None:
@@ -127,6 +128,58 @@ def test_the_first_session_header_wins_over_the_sticky_key_and_the_body() -> Non
         sent.pop(name or "", None)
     assert found == ["first", "second", "sticky", "body"]
     assert parse_scheduling({}, options).fields(None)["session"] == ""
+
+
+CLAUDE_CODE = {"x-claude-code-session-id": "s"}
+CODEX = {"session-id": "t0", "thread-id": "t1"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        (CLAUDE_CODE, ("s", "")),
+        (CLAUDE_CODE | {"x-claude-code-agent-id": "s"}, ("s", "")),
+        (CLAUDE_CODE | {"x-claude-code-agent-id": "a"}, ("s/a", "s")),
+        (CLAUDE_CODE | {"x-claude-code-agent-id": "b", "x-claude-code-parent-agent-id": "a"}, ("s/b", "s/a")),
+        (CLAUDE_CODE | {"x-session-id": "own", "x-parent-session-id": "above"}, ("own", "above")),
+        (CLAUDE_CODE | CODEX | {"x-session-affinity": "f", "x-sluice-sticky": "k"}, ("s", "")),
+        ({"session_id": "t0"}, ("t0", "")),
+        ({"session-id": "t0", "thread-id": "t0"}, ("t0", "")),
+        (CODEX, ("t1", "t0")),
+        (CODEX | {"x-codex-parent-thread-id": "p"}, ("t1", "p")),
+        ({"x-codex-window-id": "t1:3", "x-codex-parent-thread-id": "p"}, ("t1", "p")),
+        ({"x-session-affinity": "f"}, ("f", "")),
+        ({"x-session-id": "", "x-session-affinity": "f", "x-parent-session-id": "p"}, ("f", "p")),
+        ({"x-parent-session-id": "p", "x-claude-code-agent-id": "a"}, ("", "")),
+    ],
+)
+def test_the_headers_of_agent_programs_name_the_session_and_its_parent(
+    headers: dict[str, str], expected: tuple[str, str]
+) -> None:
+    assert find_session(headers, NOTHING.session_headers) == expected
+    fields = parse_scheduling(headers, NOTHING).fields(None, session="body")
+    assert (fields["session"], fields["parent_session"]) == (expected if expected[0] else ("body", ""))
+
+
+def test_headers_of_agent_programs_count_where_the_server_names_another_header() -> None:
+    assert find_session(CLAUDE_CODE | {"x-chat": "own"}, ("x-chat",)) == ("own", "")
+    assert find_session(CLAUDE_CODE, ("x-chat",)) == ("s", "")
+
+
+@pytest.mark.parametrize(
+    ("user_id", "session"),
+    [
+        ("user_1f_account_2e_session_3d-4c", "3d-4c"),
+        ('{"device_id": "d", "account_uuid": "", "session_id": "3d"}', "3d"),
+        ('{"device_id": "d"}', '{"device_id": "d"}'),
+        ('{"session_id": 3}', '{"session_id": 3}'),
+        ('{"a": ' + "[" * 100_000, '{"a": ' + "[" * 100_000),
+        ("somebody", "somebody"),
+        ("ends_in_session_", "ends_in_session_"),
+    ],
+)
+def test_a_session_is_taken_out_of_the_user_id_that_claude_code_sends(user_id: str, session: str) -> None:
+    assert session_in(user_id) == session
 
 
 def test_a_priority_of_0_in_a_header_is_one() -> None:

@@ -54,7 +54,15 @@ FOR_EVERY_KEY = {
 FOR_NEW_KEYS = {
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat"),
     *("/api/generate", "/api/embed", "/api/embeddings", "/v1/embeddings", "/pooling", "/classify", "/tokenize"),
-    *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/detokenize"),
+    *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/detokenize", "/inference/v1/generate"),
+    *(
+        "/v1/chat/completions/render",
+        "/v1/completions/render",
+        "/v1/messages/render",
+        "/generative_scoring",
+        "/v1/systemone",
+    ),
+    *("/v1/chat/completions/derender", "/v1/completions/derender"),
 }
 """Paths that a key reaches whose groups nobody named, beside those of every key and those under NEW_KEYS_FOLDERS."""
 NEW_KEYS_FOLDERS = (

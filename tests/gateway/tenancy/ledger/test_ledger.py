@@ -23,7 +23,7 @@ from tests.gateway.answering import MODEL, Answering, answering
 from tests.gateway.tenancy.access.test_calls import OPENAI, infer_request
 from tests.gateway.tenancy.ledger.test_stores import read_all
 from tests.paths import RILL_TOKENIZER
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 WHO = Identity(key_id="k1", name="ci", tenant="team")
 PRICES = PriceTable({"rill:*": ModelPrices(prompt=9.0), "rill": ModelPrices(2.0, 5.0, 0.5), "*": ModelPrices(1.0)})
@@ -208,6 +208,35 @@ async def test_rows_of_a_server_s_calls(served: tuple[Answering, Path]) -> None:
     first = rows[0]
     cached = round(first.cached_tokens * 0.5)
     assert first.price_micros == (first.prompt_tokens - first.cached_tokens) * 2 + cached + 4 * 5
+
+
+async def test_every_protocol_names_the_session_of_an_agent_s_request(served: tuple[Answering, Path]) -> None:
+    server, path = served
+    headers = {"x-claude-code-session-id": "program", "x-claude-code-agent-id": "explore"}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
+    for url, body in (
+        ("/v1/completions", {"model": MODEL, **OPENAI}),
+        ("/v1/messages", chat),
+        ("/api/chat", chat | {"stream": False}),
+        (f"/v2/models/{MODEL}/generate", {"text_input": "a b", "max_tokens": 4}),
+    ):
+        assert server.client.post(url, json=body, headers=headers).status_code == 200, url
+    server.stub.ModelInfer(infer_request(), metadata=[*headers.items()], timeout=PATIENCE_S)
+    list(server.stub.ModelStreamInfer(iter([infer_request()]), metadata=[*headers.items()], timeout=PATIENCE_S))
+    [use] = [each for each in server.server.metrics.sessions.latest(9) if each.name == "program/explore"]
+    assert (use.parent, use.num_turns) == ("program", 6)
+    assert use.generated_tokens > 6
+    [row] = server.server.metrics.sessions.rows(1, use.seen_at + 2.5)
+    assert (row.name, row.num_turns, row.seen_s) == (use.name, 6, 2.5)
+    day, other = today(), open_ledger(str(path))
+
+    async def named() -> list[LedgerRow]:
+        rows = [row for row in await read_all(other, day, day) if row.session]
+        return rows if len(rows) == 6 else []
+
+    rows: list[LedgerRow] = await until(named)
+    await other.close()
+    assert {(row.session, row.parent_session) for row in rows} == {("program/explore", "program")}
 
 
 async def test_a_full_disk_holds_rows_back_and_loses_none(

@@ -67,12 +67,23 @@ async def test_an_access_line_of_text() -> None:
     assert re.fullmatch(rf'- - {time} "openai /v1/models" - 0 0 0\.\d{{6}} id=r2\n', second)
 
 
+async def test_a_line_names_the_session_and_its_parent() -> None:
+    lines = []
+    for is_json in (False, True):
+        kept = Kept()
+        call = ended_call(session="s/a", parent_session="s")
+        lines += await written(AccessLog(kept, is_json=is_json), kept, call)
+    assert " session=s/a parent_session=s\n" in lines[0]
+    assert json.loads(lines[1]).items() >= {"session": "s/a", "parent_session": "s"}.items()
+
+
 async def test_a_client_cannot_write_a_line_of_its_own() -> None:
     hostile = 'x" 200\n10.0.0.1 admin [\x1b[31m \u2028é'
     for is_json in (False, True):
         kept = Kept()
         call = Call((), "openai", f"/{hostile}", hostile)
         call.identity, call.model, call.adapter = Identity(key_id="k", name=hostile), hostile, hostile
+        call.session = call.parent_session = hostile
         call.release()
         [line] = await written(AccessLog(kept, is_json=is_json), kept, call)
         assert len(line.splitlines()) == 1

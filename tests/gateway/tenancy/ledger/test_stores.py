@@ -130,17 +130,20 @@ async def test_a_database_that_is_away_is_told_and_may_come_back() -> None:
     await store.close()
 
 
-async def test_a_file_from_before_routes_is_upgraded_and_keeps_its_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_steps", "new_columns"), [(1, 3), (2, 2)], ids=["routes", "sessions"])
+async def test_a_file_from_before_these_columns_is_upgraded_and_keeps_its_rows(
+    tmp_path: Path, num_steps: int, new_columns: int
+) -> None:
     path = tmp_path / "ledger.sqlite"
-    old = Schema(LEDGER_SCHEMA.application_id, LEDGER_SCHEMA.steps[:1])
-    kept = row()
-    columns = ", ".join(LedgerRow._fields[:-1])
+    old = Schema(LEDGER_SCHEMA.application_id, LEDGER_SCHEMA.steps[:num_steps])
+    kept, added = row(), row(route="fast", session="s/a", parent_session="s")
+    columns = ", ".join(LedgerRow._fields[:-new_columns])
     connection = apsw.Connection(str(path))
     old.upgrade(connection)
-    marks = ", ".join("?" * (len(kept) - 1))
-    connection.execute(f"INSERT INTO sluice_calls ({columns}) VALUES ({marks})", kept[:-1])
+    marks = ", ".join("?" * (len(kept) - new_columns))
+    connection.execute(f"INSERT INTO sluice_calls ({columns}) VALUES ({marks})", kept[:-new_columns])
     connection.close()
     store = open_ledger(str(path))
-    await store.write(batch([row(route="fast")]))
-    assert await read_all(store) == [kept, row(route="fast")]
+    await store.write(batch([added]))
+    assert await read_all(store) == [kept, added]
     await store.close()

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from prometheus_client import generate_latest
+from websockets.sync.client import connect
 
 from sluice.gateway.tenancy.access.identity import QuotaLimits, RouteGroup
 from sluice.gateway.tenancy.accounts import limit_use
@@ -78,6 +79,22 @@ def test_a_stock_client_is_refused_and_admitted_after_retry_after(limited: Limit
         assert refused.value.response.headers["x-ratelimit-remaining-requests"] == "0"
         limited.clock.now += wait_s * 1000
         client.completions.create(**BODY)  # type: ignore[call-overload]
+
+
+def test_each_message_of_a_websocket_is_a_request(limited: Limited) -> None:
+    header = limited.make(requests_per_minute=2)
+    event = {"type": "response.create", "model": MODEL, "input": "a", "max_output_tokens": 1, "store": False}
+    url = f"ws{limited.keys.live.url.removeprefix('http')}/v1/responses"
+    with connect(url, additional_headers=header) as connection:
+        for expected in ("response.incomplete", "response.incomplete", "error"):
+            connection.send(json.dumps(event))
+            while (last := json.loads(connection.recv(PATIENCE_S)))["type"] not in ("error", "response.incomplete"):
+                pass
+            assert last["type"] == expected, last
+        assert (last["status"], last["error"]["headers"]["retry-after"]) == (429, "30")
+        limited.keys.revoke(f"key-{limited.keys._num_made}")
+        connection.send(json.dumps(event))
+        assert json.loads(connection.recv(PATIENCE_S))["status"] == 401
 
 
 def test_a_request_of_more_than_a_limit_is_never_tried_again(limited: Limited) -> None:

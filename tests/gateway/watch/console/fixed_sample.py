@@ -24,6 +24,7 @@ from sluice.gateway.watch.live.sample import (
     VersionPart,
 )
 from sluice.gateway.watch.logs.ring import LogLine
+from sluice.pipelines.text.sessions import SessionRow
 
 NOW = 1_767_225_600.0
 """The first second of 2026, UTC."""
@@ -56,6 +57,10 @@ def _sample(now: float, number: int) -> LiveSample:
         models=[ModelPart("rill", "READY", True, [VersionPart("1", "READY", "", None, 10)])],
         tenants=[TenantPart("acme", 6, 2, 410.0, 700.0, [QuotaPart("tokens_per_min", 61_000.0, 90_000.0, 0.678)])],
         keys=[],
+        sessions=[
+            SessionRow("1f0c7a/explore", "1f0c7a", "acme", "rill", 3, 9000, 6100, 420, 96, "tools[2] changed", 2.0),
+            SessionRow("1f0c7a", "", "acme", "rill", 12, 96_000, 91_000, 5200, 0, "", 14.5),
+        ],
         replicas=[],
         alerts=[AlertPart("warn", "queue", "rill", "2 requests wait for a place", "raise --max-num-seqs")],
         warnings=[

@@ -110,6 +110,21 @@ def test_a_request_is_cancelled_by_clicking(console_server: ServerProcess, conso
     assert "cancelled" in ends[0]
 
 
+def test_a_session_is_shown_with_the_reason_why_its_prompt_was_computed_again(
+    console_server: ServerProcess, console: Console
+) -> None:
+    with console_server.client() as client:
+        for first in ("A sluice", "A lock"):
+            body = {"model": MODEL, "prompt": first + " is a gate in a canal" * 20, "max_tokens": 1}
+            headers = {"x-session-id": "a session", "x-parent-session-id": "its parent"}
+            client.post("/v1/completions", json=body, headers=headers).raise_for_status()
+    page = console.show("requests")
+    row = page.get_by_role("row").filter(has_text="a session")
+    for text in ("of its parent", "the prompt changed at character 0"):
+        expect(row).to_contain_text(text)
+    assert console.find_barriers() == []
+
+
 def test_a_timeline_shows_where_the_time_went(console_server: ServerProcess, console: Console) -> None:
     with console_server.client() as client:
         body = {"model": MODEL, "prompt": "A sluice is", "max_tokens": 4, "temperature": 0}

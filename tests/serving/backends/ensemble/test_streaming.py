@@ -10,9 +10,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sluice.errors import ErrorCode, SluiceError
 from sluice.serving.backends.ensemble.backend import EnsembleModel
 from sluice.serving.job import InferJob
-from sluice.serving.model import infer_stream
 from sluice.serving.request import InferResponse
-from tests.serving.backends.builders import Lookup
+from tests.serving.backends.builders import Lookup, infer_stream
 from tests.serving.backends.ensemble.parts import (
     Caller,
     HeldModel,

@@ -17,12 +17,12 @@ from sluice.pipelines.llm.text import LlmText
 from sluice.pipelines.text.sampling import SamplingDefaults
 from sluice.pipelines.text.tokenizer import Tokenizer
 from sluice.serving.backends.ensemble.backend import EnsembleModel
-from sluice.serving.model import infer_one, infer_stream
+from sluice.serving.model import infer_one
 from sluice.serving.request import InferRequest
 from sluice.serving.tensors.tensor import Array, Tensor
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.stepped_runner import SteppedRunner
-from tests.serving.backends.builders import Lookup
+from tests.serving.backends.builders import Lookup, infer_stream
 from tests.serving.backends.ensemble.parts import FunctionModel, config_of, load, request, simple_config
 from tests.waiting import PATIENCE_S
 

@@ -14,12 +14,12 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from sluice.serving.backend import BackendContext
 from sluice.serving.backends.python.backend import PythonBackend
 from sluice.serving.config.completion import fill_defaults
-from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferRequest, InferResponse
 from sluice.serving.spec import ModelSource
 from sluice.serving.tensors.tensor import Array, Tensor
 from tests import paths
-from tests.serving.backends.builders import Lookup
+from tests.serving.backends.builders import Lookup, infer_stream
 
 REFERENCE_MODELS = paths.DATA / "triton" / "models"
 

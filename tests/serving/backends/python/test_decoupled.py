@@ -8,8 +8,9 @@ import pytest
 import pytest_asyncio
 
 from sluice.serving.job import InferJob
-from sluice.serving.model import Model, ResponseStream, infer_one
+from sluice.serving.model import Model, infer_one
 from sluice.serving.request import InferResponse
+from tests.serving.backends.builders import infer_stream
 from tests.serving.backends.python.parts import (
     DECOUPLED,
     TEXT,
@@ -167,9 +168,9 @@ class TritonPythonModel:
 
 async def test_a_cancelled_request_is_seen_by_the_model(tmp_path: Path) -> None:
     async with loaded(write_model(tmp_path / "cancelled", CANCELLED, DECOUPLED)) as model:
-        begun = ResponseStream(model, text_request("wait"))
-        assert text_of((await begun.wait())[0]) == "begun"
-        begun.cancel()
+        begun = infer_stream(model, text_request("wait"))
+        assert text_of(await anext(begun)) == "begun"
+        await begun.aclose()
         await until(lambda: model.num_in_flight == 0)
         assert await stream(model, "ask") == ["True"]
 

@@ -21,9 +21,10 @@ from sluice.serving.backends.python.environments import WorkerLaunch
 from sluice.serving.backends.python.supervisor import SupervisedWorker
 from sluice.serving.batching.scheduled_model import ScheduledModel
 from sluice.serving.instance import place_instances
-from sluice.serving.model import Model, ResponseStream, infer_one
+from sluice.serving.model import Model, infer_one
 from sluice.serving.spec import ModelSource
 from tests import paths
+from tests.serving.backends.builders import infer_stream
 from tests.serving.backends.python.parts import (
     DECOUPLED,
     TEXT,
@@ -209,10 +210,10 @@ async def test_open_streams_of_a_dead_worker_end_in_an_error(tmp_path: Path) -> 
                         os._exit(1)
     """
     async with loaded(write_model(tmp_path / "streams", code, DECOUPLED)) as model:
-        opened = ResponseStream(model, text_request(""))
-        assert text_of((await opened.wait())[0]) == "begun"
+        opened = infer_stream(model, text_request(""))
+        assert text_of(await anext(opened)) == "begun"
         assert await stream(model, "exit") == ["begun", "<Stub process 'streams_0' is not healthy.>"]
-        (end,) = await opened.wait()
+        [end] = [each async for each in opened]
         assert end.is_final
         assert end.error is not None
 

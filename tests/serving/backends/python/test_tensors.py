@@ -153,7 +153,7 @@ async def test_what_was_sent_may_be_changed_at_once(tmp_path: Path) -> None:
                         sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("Y", x)]))
                 sender.send(flags=FINAL)
     """
-    from sluice.serving.model import infer_stream
+    from tests.serving.backends.builders import infer_stream
 
     config = DECOUPLED.split("input")[0] + ARRAY
     async with loaded(write_model(tmp_path / "reuse", code, config)) as model:

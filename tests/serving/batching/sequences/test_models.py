@@ -11,11 +11,12 @@ import pytest
 from onnx import helper
 
 from sluice.errors import ErrorCode, SluiceError
-from sluice.serving.model import Model, infer_one, infer_stream
+from sluice.serving.model import Model, infer_one
 from sluice.serving.repository.repository import ModelRepository
 from sluice.serving.repository.settings import ControlMode
 from sluice.serving.request import InferRequest, SequenceFlag
 from sluice.serving.tensors.tensor import Tensor
+from tests.serving.backends.builders import infer_stream
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.python import parts as python_parts
 from tests.serving.batching.sequences.parts import END, NONE, START

@@ -137,7 +137,8 @@ def _ids_of(live: LiveServer, turns: list[dict[str, str]]) -> list[int]:
     [
         ({"input": None}, "input", "input must not be empty"),
         ({"input": 3}, "input", "input must be a string or an array of items, got 3"),
-        ({"input": [{"type": "computer_call"}]}, "input[0]", "must be an item of type message, function_call"),
+        ({"input": [{"type": 5}]}, "input[0]", "must be an object with a type, such as message"),
+        ({"input": [{"type": "x_call", "size": 10**30}]}, "input[0]", "cannot be repeated in the answer"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role", "must be 'system', 'developer'"),
         (
             {"input": [{"role": "user", "content": [IMAGE]}]},
@@ -148,12 +149,12 @@ def _ids_of(live: LiveServer, turns: list[dict[str, str]]) -> list[int]:
         (
             {"input": [{"role": "user", "content": [IMAGE]}], "truncation": "auto"},
             "input[0].content[0].image_url",
-            "is not supported where truncation is auto",
+            "is not supported: model 'rill' takes text alone",
         ),
         (
-            {"input": [{"type": "function_call_output", "call_id": "c", "output": [IMAGE]}]},
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": ["x"]}]},
             "input[0].output[0]",
-            "images, files and audio are not supported",
+            "must be an object with a type, such as input_text",
         ),
         ({"tools": [{"name": "x"}]}, "tools[0]", "must be an object with a type, such as function"),
         ({"max_tokens": 1}, "max_tokens", "send max_output_tokens"),

@@ -3,11 +3,13 @@
 from typing import Any
 
 import openai
+import orjson
 import pytest
 
+from sluice.gateway.api.openai.responses import archive
 from tests.gateway.api.openai.responses.test_create import PATH, SENT, prompt_ids
 from tests.gateway.front.http.live import MODEL, LiveServer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, turns_of
 
 LATER: dict[str, Any] = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
 
@@ -206,3 +208,10 @@ def test_the_stream_of_a_cancelled_response_ends_as_cancelled(live: LiveServer, 
 def test_bad_queries_are_refused(live: LiveServer, method: str, path: str, param: str) -> None:
     response = live.request(method, path)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_others_have_their_turn_while_long_items_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "_TURN_BYTES", 100)
+    items = [{"id": "a" * 60}] * 20
+    encoded, num_turns = await turns_of(archive.encode_items(items))
+    assert encoded == orjson.dumps(items) and num_turns > 10
