@@ -126,7 +126,7 @@ def _for_each(name: str, values: Any, responses: Sequence[GeneratedTokens]) -> l
     """Return what a field has for each response; None where it is absent."""
     if values is None or not responses:
         return [None] * len(responses)
-    is_list = isinstance(values, list) and not (name == "prompt_token_ids" and isinstance(values[0], int))
+    is_list = isinstance(values, list) and not (name == "prompt_token_ids" and values and isinstance(values[0], int))
     if not is_list or len(values) != len(responses):
         got = str(len(values)) if is_list else "those of one"
         raise invalid(name, f"{name} must have one for each of the {len(responses)} generate_responses, got {got}")
