@@ -106,7 +106,7 @@ def derender_completion(fields: DerenderCompletionRequest, request: Request, *, 
     sent, responses = fields.completion_request, fields.generate_responses or []
     ids, counts, chunk = fields.prompt_token_ids, fields.prompt_tokens, None
     if fields.stream and fields.generate_chunk is not None:
-        one = None if ids is None or isinstance(ids[0], list) else cast(list[int], ids)
+        one = cast(list[int], ids) if ids and not isinstance(ids[0], list) else None
         count = counts if isinstance(counts, int) else None
         chunk = TokenAnswer("generate_chunk", fields.generate_chunk, one, count)
     prompts = _for_each("prompt_token_ids", ids, responses)

@@ -236,6 +236,15 @@ ASKED = {"model": "rill", "messages": MESSAGES}
             "prompt_tokens",
             "must have one for each of the 1 generate_responses, got 2",
         ),
+        *(
+            (
+                f"{TEXTS}/derender",
+                {"generate_responses": [ANSWER], "generate_chunk": ANSWER, "prompt_token_ids": [], "stream": is_chunk},
+                "prompt_token_ids",
+                "must have one for each of the 1 generate_responses, got 0",
+            )
+            for is_chunk in (False, True)
+        ),
         (
             f"{TEXTS}/derender",
             {"generate_responses": [ANSWER], "prompt_tokens": [2**70]},
