@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.server_process import MODEL, ServerProcess, running_server
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 NUM_STREAMS = 32
 MAX_TOKENS = 160
@@ -131,6 +131,7 @@ async def test_streams_of_all_kinds_bring_the_same_when_a_replica_is_lost(
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
 _TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Hi."]}
 _ROUTED = re.compile(r'^sluice_replica_requests_routed_total{.*replica="(\d)"} (.*)$', re.MULTILINE)
+_LOST = re.compile(r'^sluice_replica_up{.*replica="(\d)".*} 0', re.MULTILINE)
 
 
 def naming_bodies(session: str) -> list[tuple[str, dict[str, Any]]]:
@@ -162,6 +163,10 @@ class Homes:
         [name] = home
         return name
 
+    async def lost(self) -> list[str]:
+        """Return the replicas that take no requests."""
+        return _LOST.findall((await self._client.get(self._server.metrics_url)).text)
+
     async def _count(self) -> Counter[str]:
         page = (await self._client.get(self._server.metrics_url)).text
         return Counter({name: int(float(value)) for name, value in _ROUTED.findall(page)})
@@ -176,6 +181,27 @@ async def test_the_requests_of_a_session_go_to_one_replica(replicated: ServerPro
         for session in ("a", next(each for each in found if found[each] != found["a"])):
             for path, body in naming_bodies(session):
                 assert {await homes.of(path=path, body=body)} == found[session], path
+
+
+async def test_a_session_whose_replica_is_lost_hears_that_its_prompt_was_there(replicated: ServerProcess) -> None:
+    if replicated.workers():
+        pytest.skip("each worker hears of a loss by itself")
+
+    def sent(session: str) -> dict[str, Any]:
+        text = f"{session} and the gate of a sluice " * 12
+        return CHAT | {"messages": [{"role": "user", "content": text}], "prompt_cache_key": session}
+
+    async with connect(replicated) as client:
+        await until_whole(client)
+        homes = Homes(replicated, client)
+        found = {session: await homes.of(body=sent(session)) for session in "abcdef"}
+        replicated.engines()[0].kill()  # which of the replicas that is, the metrics say
+        [lost] = await until(homes.lost)
+        misses = []
+        for session in (next(each for each in found if (found[each] == lost) is is_lost) for is_lost in (True, False)):
+            answer = (await client.post("/v1/chat/completions", json=sent(session))).json()
+            misses.append(answer["usage"]["prompt_tokens_details"].get("cache_miss"))
+        assert (misses[0]["reason"], misses[0]["before"], misses[1]) == ("another_replica", lost, None)
 
 
 async def test_it_is_ready_and_answers_while_one_replica_is_gone(replicated: ServerProcess) -> None:
