@@ -1,4 +1,4 @@
-"""What sessions cost a request: reading their names, and finding out why a prompt was computed again.
+"""Measures what sessions cost a request: reading their names, and finding out why a prompt was computed again.
 
     python -m benchmarks.sessions [--repeats 2000]
 

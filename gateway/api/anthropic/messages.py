@@ -194,7 +194,7 @@ class MessageReply(Reply):
         """`max_tokens` is what the client allows; an answer that ends before was ended by the context."""
         self._max_tokens = max_tokens
         self.asked: Diagnostics | None = None
-        """What the client asks about the prompt's cache; None for nothing."""
+        """The client's question about the prompt's cache; None where it has none."""
         self.with_place: Callable[[CacheMiss], CacheMiss] | None = None
         """Names the place of a cache's miss as the client does."""
         self._head: dict[str, Any] = {"id": f"msg_{reply_id}", "type": "message", "role": "assistant", "model": model}

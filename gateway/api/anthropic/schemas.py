@@ -68,7 +68,7 @@ class OtherBlock(RequestObject):
     type: str
     text: SkipJsonSchema[str]
     unread: SkipJsonSchema[str]
-    """What is in the block beside its text, such as an image; "" for nothing."""
+    """The kind of content beside the block's text, such as an image; "" for none."""
     pdf: SkipJsonSchema[str]
     """The PDF of a document, in base64; "" for none."""
 

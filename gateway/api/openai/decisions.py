@@ -140,7 +140,7 @@ def router(plane: Plane, answering: Answering) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class LabelRead:
-    """What a model thinks of labels as its next token: their probabilities among each other, their `mass` among all
+    """The probabilities of labels as a model's next token: among each other, their `mass` among all
     tokens, and whether one of them is the likeliest token."""
 
     probabilities: NDArray[np.float64]

@@ -35,14 +35,14 @@ class GeneratedLogprob:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedToken(GeneratedLogprob):
-    """That of a token that came, and the likeliest."""
+    """The log probability of a token that was generated, and those of the likeliest ones."""
 
     __pydantic_config__ = _OBJECTS
     top_logprobs: list[GeneratedLogprob] | None = None
 
 
 class GeneratedLogprobs(RequestObject):
-    """Those of an answer's tokens."""
+    """The log probabilities of an answer's tokens."""
 
     content: list[GeneratedToken] | None = Field(None, fail_fast=True)
 

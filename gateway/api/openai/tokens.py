@@ -47,7 +47,7 @@ _MEDIA = ("features", "content_parts")
 
 
 class ChatExtras(ToolFields):
-    """What holds answers to a chat's tools, beside vLLM's fields. `/v1/chat/completions/render` writes it."""
+    """The tools to which an answer is held, beside vLLM's fields. `/v1/chat/completions/render` writes it."""
 
     called_functions: list[str] | None = Field(
         None, max_length=MAX_LIST, fail_fast=True, description="Functions that earlier turns called, without tools."

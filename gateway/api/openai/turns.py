@@ -70,7 +70,7 @@ class OtherPart(RequestObject):
 
     @property
     def reasoning(self) -> str:
-        """What the model thought, as Mistral's and Anthropic's clients send it; "" in all other parts."""
+        """The model's reasoning, as Mistral's and Anthropic's clients send it; "" in all other parts."""
         thinking = self.sent.get("thinking")
         parts = thinking if isinstance(thinking, list) else [{"text": thinking}]
         texts = [part.get("text") for part in parts if isinstance(part, dict)]

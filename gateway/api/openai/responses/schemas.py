@@ -114,7 +114,7 @@ ResultContent = Annotated[
 
 
 class ItemFields(RequestObject):
-    """What items have in common."""
+    """The fields that all items have."""
 
     id: str | None = Field(None, max_length=_MAX_ID_CHARS)
     status: str | None = Field(None, description=UNUSED)
@@ -220,7 +220,7 @@ Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max
 
 
 class ToolWithName(RequestObject):
-    """What a function and a custom tool have in common."""
+    """The fields that functions and custom tools share."""
 
     name: str
     description: str | None = None

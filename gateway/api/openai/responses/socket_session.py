@@ -71,7 +71,7 @@ class _Remembered:
 
 
 class MemoryBudget:
-    """What all connections may remember together. Beyond it those forget everything that answered longest ago."""
+    """The memory that all connections share. Where it is full, those that answered longest ago forget everything."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

@@ -38,7 +38,7 @@ _MAX_CONVERSATIONS = 4
 
 
 class SocketEnvelope(RequestObject):
-    """What says that a message asks for a response, and on which lane."""
+    """The fields by which a message asks for a response, and names its lane."""
 
     type: Literal["response.create"]
     stream_id: str | None = Field(None, max_length=MAX_LANE_CHARS, description="The lane; absent: that without one.")
