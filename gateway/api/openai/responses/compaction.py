@@ -17,6 +17,7 @@ from sluice.gateway.api.openai.responses.reply import ResponseReply
 from sluice.gateway.api.openai.responses.schemas import CreateResponseRequest
 from sluice.gateway.front.http.request import get_request_id, parse_scheduling, run_while_connected
 from sluice.gateway.options.http import RequestOptions
+from sluice.gateway.plane.data_plane import Plane
 from sluice.pipelines.text.model import IMAGE_PLACEHOLDER, TextModel
 from sluice.pipelines.text.stream import Called
 from sluice.pipelines.text.types import (
@@ -101,18 +102,29 @@ def compaction_item(ids: ItemIds, summary: str) -> JsonObject:
 class Summarizer:
     """Has a model write a summary before a response is generated, for as long as the client is connected."""
 
-    def __init__(self, request: Request, protocol: str, priority: int | None, session: str) -> None:
+    def __init__(
+        self,
+        plane: Plane,
+        defaults: RequestOptions,
+        request: Request,
+        *,
+        protocol: str,
+        priority: int | None,
+        session: str,
+    ) -> None:
         """`priority` and `session` are the body's."""
+        self._plane = plane
+        self._defaults = defaults
         self._request = request
         self._protocol = protocol
         self._priority = priority
         self._session = session
 
     async def summarize(self, fields: CreateResponseRequest, items: Sequence[JsonObject], model: TextModel) -> str:
-        """Return the summary. Raises as `TextModel.generate`."""
+        """Return the summary. Raises as `Plane.generate`."""
         asked = summary_fields(fields, model)
         prompt = await summary_prompt(asked, items, model)
-        scheduling = parse_scheduling(self._request.headers, RequestOptions())
+        scheduling = parse_scheduling(self._request.headers, self._defaults)
         request = TextRequest(
             request_id=f"{get_request_id(self._request)}-compaction",
             prompt=prompt.prompt,
@@ -122,7 +134,8 @@ class Summarizer:
             **scheduling.fields(self._priority, session=self._session),
         )
         summary = _SummaryText(model.chat_reader(request))
-        await run_while_connected(self._request.receive, model.generate(request, Called(summary.add)))
+        generate = self._plane.generate(model, request)
+        await run_while_connected(self._request.receive, generate(Called(summary.add)))
         return summary.text.strip()
 
 

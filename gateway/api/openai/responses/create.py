@@ -1,6 +1,6 @@
 """Creates responses: from the fields of `POST /v1/responses` to a text request, and to the object of the answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -68,7 +68,13 @@ class ResponseTranslator(OpenAITranslator[CreateResponseRequest]):
     response_type: type[ResponseReply] = ResponseReply
 
     def __init__(
-        self, fields: CreateResponseRequest, request: Request, *, archive: Archive | None, runs: BackgroundRuns | None
+        self,
+        fields: CreateResponseRequest,
+        request: Request,
+        *,
+        archive: Archive | None,
+        runs: BackgroundRuns | None,
+        summarizer: Callable[..., Summarizer],
     ) -> None:
         refuse_foreign(fields)
         if fields.background and fields.store is False:
@@ -80,6 +86,7 @@ class ResponseTranslator(OpenAITranslator[CreateResponseRequest]):
         super().__init__(fields.model_copy(update={"response_format": form, "stream_options": None}), request)
         self._archive = archive
         self._runs = runs
+        self._make_summarizer = summarizer
         self._owner = owner_of(request.headers)
         self._mark = make_mark()
         self._ids = ItemIds(self._mark)
@@ -110,7 +117,9 @@ class ResponseTranslator(OpenAITranslator[CreateResponseRequest]):
 
     async def _compact(self, items: Sequence[JsonObject], model: TextModel) -> None:
         """Have the model summarize the items, and go on with the summary."""
-        summarizer = Summarizer(self._request, self.protocol, self.priority, self.session)
+        summarizer = self._make_summarizer(
+            self._request, protocol=self.protocol, priority=self.priority, session=self.session
+        )
         summary = await summarizer.summarize(self.fields, items, model)
         if summary:
             self._compaction = compaction_item(self._ids, summary)

@@ -12,6 +12,7 @@ from sluice.gateway.answers.streams.store import StreamStore
 from sluice.gateway.api.openai.rendering import rendering
 from sluice.gateway.api.openai.responses.archive import Archive, FoundResponse, StoredConversation, open_archive
 from sluice.gateway.api.openai.responses.background import BackgroundRun, BackgroundRuns
+from sluice.gateway.api.openai.responses.compaction import Summarizer
 from sluice.gateway.api.openai.responses.create import PARAM_NAMES, CompactTranslator, ResponseTranslator, error_frame
 from sluice.gateway.api.openai.responses.items import ItemIds, JsonObject, Limit, Order, PageQuery, list_page, make_mark
 from sluice.gateway.api.openai.responses.prompt import conversation_of, gather_items, need_archive, store_items
@@ -50,9 +51,10 @@ def router(plane: Plane, config: ServeConfig, answering: Answering, streams: Str
         rooms.join(notice=archive.problem, close=archive.close)
         rooms.join(close=runs.close)
     api = APIRouter(prefix=PATH, tags=["OpenAI"], default_response_class=Response)
-    translate = partial(ResponseTranslator, archive=archive, runs=runs)
+    summarizer = partial(Summarizer, plane, config.requests)
+    translate = partial(ResponseTranslator, archive=archive, runs=runs, summarizer=summarizer)
     about = "Answer, whole, streamed or in the background."
-    sockets = SocketRoutes(config.http, archive, answering)
+    sockets = SocketRoutes(config.http, archive, answering, summarizer)
 
     async def create(request: Request) -> Response:
         turn = find_turn(request)
@@ -66,9 +68,8 @@ def router(plane: Plane, config: ServeConfig, answering: Answering, streams: Str
     answering.serve(api, "/render", "render_response", about, CreateResponseRequest, rendering(translate))
     api.post("/input_tokens", openapi_extra=describe_body(CountInputRequest, (TENANT_HEADER,)))(routes.count_input)
     about = "Summarize items, as the input of the next response."
-    answering.serve(
-        api, "/compact", "compact", about, CompactRequest, partial(CompactTranslator, archive=archive, runs=runs)
-    )
+    compact = partial(CompactTranslator, archive=archive, runs=runs, summarizer=summarizer)
+    answering.serve(api, "/compact", "compact", about, CompactRequest, compact)
     api.get("/{response_id}")(routes.retrieve)
     api.delete("/{response_id}")(routes.delete)
     api.post("/{response_id}/cancel")(routes.cancel)

@@ -1,7 +1,8 @@
 """Responses over WebSocket: each message is a request for a response, which is answered as one over HTTP."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import orjson
@@ -12,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from sluice.engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.gateway.api.openai.responses.archive import Archive, PromptItems, ResponseRecord
+from sluice.gateway.api.openai.responses.compaction import Summarizer
 from sluice.gateway.api.openai.responses.create import ResponseTranslator
 from sluice.gateway.api.openai.responses.items import JsonObject
 from sluice.gateway.api.openai.responses.prompt import EarlierTurns
@@ -105,11 +107,17 @@ class SocketTranslator(ResponseTranslator):
     fields: CreateResponseEvent
 
     def __init__(
-        self, fields: CreateResponseEvent, request: Request, *, archive: Archive | None, turn: SocketTurn
+        self,
+        fields: CreateResponseEvent,
+        request: Request,
+        *,
+        archive: Archive | None,
+        summarizer: Callable[..., Summarizer],
+        turn: SocketTurn,
     ) -> None:
         if fields.background:
             raise invalid("background", "background must be false over WebSocket, whose responses are always streamed")
-        super().__init__(fields, request, archive=archive, runs=None)
+        super().__init__(fields, request, archive=archive, runs=None, summarizer=summarizer)
         self.memory = turn.memory.turns
         self._turn = turn
         self._is_warmup = fields.generate is False
@@ -151,10 +159,16 @@ def _not_remembered(error: SluiceError) -> SluiceError:
 class SocketRoutes:
     """Handlers of WebSockets at /v1/responses."""
 
-    def __init__(self, options: HttpOptions, archive: Archive | None, answering: Answering) -> None:
+    def __init__(
+        self,
+        options: HttpOptions,
+        archive: Archive | None,
+        answering: Answering,
+        summarizer: Callable[..., Summarizer],
+    ) -> None:
         self._options = options
-        self._archive = archive
         self._answering = answering
+        self._translate = partial(SocketTranslator, archive=archive, summarizer=summarizer)
         self._budget = MemoryBudget(_MAX_CONVERSATIONS * options.max_input_bytes)
 
     async def connect(self, request: Request) -> Response:
@@ -168,5 +182,4 @@ class SocketRoutes:
 
     async def create(self, request: Request, turn: SocketTurn) -> Response:
         """Answer a message."""
-        translate: Any = partial(SocketTranslator, archive=self._archive, turn=turn)
-        return await self._answering.answer(request, CreateResponseEvent, translate)
+        return await self._answering.answer(request, CreateResponseEvent, partial(self._translate, turn=turn))

@@ -100,17 +100,17 @@ def test_a_prompt_past_its_threshold_is_compacted_first(live: LiveServer) -> Non
         live.runner.script = None
 
 
-def test_a_summary_is_made_under_the_salt_of_its_request(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    salts, generate = [], live.model.generate
+def test_a_summary_is_generated_as_its_response_is(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, generate = [], live.model.generate
 
-    async def note_salt(request: TextRequest, consumer: Any, **more: Any) -> None:
-        salts.append((request.cache_salt, salted_form(request).salt))
+    async def note(request: TextRequest, consumer: Any, **more: Any) -> None:
+        seen.append((request.cache_salt, salted_form(request).salt, live.server.plane.num_open))
         await generate(request, consumer, **more)
 
-    monkeypatch.setattr(live.model, "generate", note_salt)
+    monkeypatch.setattr(live.model, "generate", note)
     compacting: Any = {"context_management": [{"type": "compaction", "compact_threshold": 4}], "cache_salt": "mine"}
     assert live.post(PATH, {"model": MODEL, "input": ITEMS, "max_output_tokens": 9, **compacting}).status_code == 200
-    assert salts == [("mine", "mine")] * 2
+    assert seen == [("mine", "mine", 1)] * 2, "under its salt, and a drain waits for it"
 
 
 def test_a_conversation_too_long_for_its_model_is_compacted_without_its_oldest_items(live: LiveServer) -> None:
