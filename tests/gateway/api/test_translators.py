@@ -41,7 +41,7 @@ from tests.pulled import collected, pulled
 REQUEST = Request({"type": "http", "headers": [], "state": {"request_id": "r"}})
 TURNS: list[dict[str, Any]] = [{"role": "user", "content": "x"}]
 OLLAMA: Any = partial(OllamaChatTranslator, plane=cast(Any, None))  # asked for names with a tag alone
-RESPONSES = partial(ResponseTranslator, archive=None, runs=None)
+RESPONSES = partial(ResponseTranslator, archive=None, runs=None, summarizer=cast(Any, None))
 
 
 def translated(

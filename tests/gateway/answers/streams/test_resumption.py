@@ -174,7 +174,7 @@ def test_a_stream_without_a_reader_ends_after_its_time(brief_live: LiveServer) -
 def test_dropped_events_are_told(kept_live: LiveServer) -> None:
     """A stream of more than its bound keeps its last events, and says which are gone. Log probabilities make it long
     however many tokens an event has."""
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 900, "logprobs": 20, "stream": True}
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 900, "ignore_eos": True, "logprobs": 20, "stream": True}
     with kept_live.client.stream("POST", "/v1/completions", json=body, headers=RESUMABLE) as response:
         stream_id = response.headers["x-sluice-stream"]
         num_events = len(response.read().split(b"\n\n")) - 1
